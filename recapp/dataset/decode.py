@@ -23,7 +23,6 @@ Shapes: N rows of a column, L ids of a column of lists, D columns of a vector.
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
@@ -34,7 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from recapp.dataset.arrow_types import is_list, is_text, is_uuid, value_type
+from recapp.dataset.arrow_types import is_list, is_text, spelled_ids, value_type
 from recapp.dataset.data_settings import DAY_SECONDS
 from recapp.dataset.schema import Schema, TextIds
 from recapp.errors import ConfigError, DataError
@@ -64,9 +63,6 @@ _INTEGERS = {
 _NUMBERS = _INTEGERS | {
     kind.id: np.dtype(kind.to_pandas_dtype()) for kind in (pa.uint64(), pa.float32(), pa.float64())
 }
-_HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
-_UUID_SIGNS = 36
-_UUID_DIGITS = np.array([n for n in range(_UUID_SIGNS) if n not in (8, 13, 18, 23)])
 _NO_BITS = np.frombuffer(b"", np.uint8)  # read-only, like the bits of a column
 # The ticks of each unit of time in a second.
 TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -295,9 +291,8 @@ def decode_ids(column: pa.Array, text: TextIds = TextIds.HASHED) -> Int64Array:
         BadValue: A value is not an id.
     """
     if pt.is_dictionary(column.type):
-        ids: Int64Array
-        (ids,) = _through_dictionary(column, lambda part: (decode_ids(part, text),), MISSING)
-        return ids
+        through = _through_dictionary(column, lambda part: (decode_ids(part, text),), MISSING)
+        return np.asarray(through[0], np.int64)
     column = spelled_ids(column)
     kind = column.type
     if pt.is_null(kind):
@@ -323,38 +318,6 @@ def decode_ids(column: pa.Array, text: TextIds = TextIds.HASHED) -> Int64Array:
     if missing is not None:
         ids[missing] = MISSING
     return ids
-
-
-def spelled_ids(column: pa.Array) -> pa.Array:
-    """Return ids that no integer of 64 bits holds as text: UUIDs in their canonical form, decimals
-    by their digits if one of them is too large, bytes of one length as they are.
-    """
-    kind = column.type
-    if is_uuid(kind):
-        return texts_of_uuids(column)
-    if pt.is_decimal(kind):
-        with suppress(pa.ArrowInvalid):
-            return column.cast(pa.int64())
-        return column.cast(pa.string())
-    return column.cast(pa.binary()) if pt.is_fixed_size_binary(kind) else column
-
-
-def texts_of_uuids(column: pa.Array) -> pa.Array:
-    """Return UUIDs as text such as 2c9e3d1a-0b5f-4e77-9a51-3f8f0c6b7d20, and other values as they
-    are.
-    """
-    if not is_uuid(column.type):
-        return column
-    column = column.storage
-    bytes_N16 = np.frombuffer(column.buffers()[1] or b"", np.uint8).reshape(-1, 16)
-    bytes_N16 = bytes_N16[column.offset : column.offset + len(column)]
-    text_NC = np.full((len(column), _UUID_SIGNS), ord("-"), np.uint8)
-    for half, digits_N16 in enumerate((bytes_N16 >> 4, bytes_N16 & 15)):
-        text_NC[:, _UUID_DIGITS[half::2]] = _HEX_DIGITS[digits_N16]
-    bounds = np.arange(len(column) + 1, dtype=np.int64) * _UUID_SIGNS
-    buffers = map(pa.py_buffer, (bounds, text_NC))
-    texts = pa.LargeStringArray.from_buffers(len(column), *buffers)
-    return pc.if_else(column.is_valid(), texts, None) if column.null_count else texts
 
 
 def write_ids(column: pa.Array, text: TextIds, out_N: Int64Array) -> bool:

@@ -23,7 +23,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recapp.dataset.arrow_types import id_type, is_list, is_text, value_type, with_values
+from recapp.dataset.arrow_types import (
+    id_type,
+    is_list,
+    is_text,
+    spelled_ids,
+    value_type,
+    with_values,
+)
 from recapp.dataset.collate import Collate, RawTable
 from recapp.dataset.data_settings import LOG, Derivation, DerivedColumn
 from recapp.dataset.decode import (
@@ -33,7 +40,6 @@ from recapp.dataset.decode import (
     decode_ids,
     decode_times,
     shown,
-    spelled_ids,
 )
 from recapp.dataset.rows import IdArray, Rows, log_edges, places
 from recapp.dataset.schema import Schema, TextIds

@@ -24,10 +24,11 @@ from recapp.dataset.arrow_types import (
     is_list,
     is_number,
     is_text,
+    texts_of_uuids,
     value_type,
     without_views,
 )
-from recapp.dataset.decode import as_text, decode_ids, shown, texts_of_uuids
+from recapp.dataset.decode import as_text, decode_ids, shown
 from recapp.logs.sampled_counts import Counted, SampledCounts, in_sample
 
 PARTS = 20  # equal parts of the rows, in file order

@@ -22,11 +22,12 @@ from recapp.dataset.arrow_types import (
     id_type,
     is_text,
     is_uuid,
+    texts_of_uuids,
     value_type,
     with_values,
     without_views,
 )
-from recapp.dataset.decode import BadValue, as_text, ids_of_hex, shown, texts_of_uuids
+from recapp.dataset.decode import BadValue, as_text, ids_of_hex, shown
 
 # int64 | float64 | text; hex: at most 16 hexadecimal digits, which become int64
 Kind = Literal["int64", "float64", "text", "hex"]

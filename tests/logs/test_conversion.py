@@ -375,3 +375,33 @@ def test_results_that_are_there_stay_unless_they_may_be_replaced(logs, tmp_path)
         convert(logs, tmp_path / "out", columns=("click",))
     convert(logs, tmp_path / "out", columns=("click",), overwrite=True)
     assert [*rows_of(tmp_path / "out/train")] == ["click"]
+
+
+def test_columns_inside_of_others_have_names_of_their_own(tmp_path):
+    rows = 40
+    table = pa.table(
+        {
+            "user": [{"id": f"u{n % 3}", "age": n} for n in range(rows)],
+            "items": [[{"id": n % 5}, {"id": 7}] for n in range(rows)],
+            "context": pa.array(
+                [[("device", "ios")] if n % 2 else [] for n in range(rows)],
+                pa.map_(pa.string(), pa.string()),
+            ),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    convert(
+        tmp_path / "a.parquet",
+        tmp_path / "out",
+        val_share=0,
+        columns=("user.id", "items.id", "context.device"),
+        vocabularies={"user.id": 1},
+    )
+    assert rows_of(tmp_path / "out/train") == {
+        "user.id": [1 + n % 3 for n in range(rows)],
+        "items.id": [[n % 5, 7] for n in range(rows)],
+        "context.device": ["ios" if n % 2 else None for n in range(rows)],
+    }
+    manifest = convert(tmp_path / "a.parquet", tmp_path / "all", val_share=0)
+    assert manifest["splits"][0]["rows"] == rows
+    assert [*rows_of(tmp_path / "all/train")] == ["user.id", "user.age", "items.id", "context"]

@@ -102,7 +102,7 @@ def _key(kind: pa.DataType, key: str) -> pa.Scalar | None:
     """Return a key in the type of the keys of a map; None if it cannot be one."""
     try:
         return pa.scalar(key).cast(kind.key_type)
-    except (pa.ArrowException, NotImplementedError):
+    except pa.ArrowException:
         return None
 
 

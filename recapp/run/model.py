@@ -53,7 +53,7 @@ def build_model(recipe: Recipe, *, on_paper: bool = False) -> nn.Module:
     derived_constructor(nn.Module, recipe.model, "model")
     tables = recipe.model_tables
     if not on_paper:
-        check_features(tables.tables, recipe.schema)
+        check_features(tables, recipe.schema)
     check_collections(recipe.model, tables.collections)
     dense = len(recipe.schema.numbers)
     output = recipe.built_task.outputs[0].name if isinstance(recipe, Train) else "logit"

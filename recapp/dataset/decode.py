@@ -291,8 +291,8 @@ def decode_ids(column: pa.Array, text: TextIds = TextIds.HASHED) -> Int64Array:
         BadValue: A value is not an id.
     """
     if pt.is_dictionary(column.type):
-        through = _through_dictionary(column, lambda part: (decode_ids(part, text),), MISSING)
-        return np.asarray(through[0], np.int64)
+        parts = _through_dictionary(column, lambda part: (decode_ids(part, text),), MISSING)
+        return parts[0].astype(np.int64, copy=False)
     column = spelled_ids(column)
     kind = column.type
     if pt.is_null(kind):
@@ -312,7 +312,7 @@ def decode_ids(column: pa.Array, text: TextIds = TextIds.HASHED) -> Int64Array:
         and int(values.max()) >= 2**63
     ):
         return ids_of_text(column.cast(pa.string()), text)
-    ids = values.astype(np.int64)
+    ids: Int64Array = values.astype(np.int64)
     if (pt.is_int64(kind) or pt.is_uint64(kind)) and len(ids) and int(ids.min()) == MISSING:
         refuse(ids == MISSING, lambda index: f"holds {shown(column[index])}, {RESERVED}")
     if missing is not None:

@@ -112,8 +112,8 @@ def run(
             return 0
         compose.check_groups(name, arguments)
         flags, overrides, sweeps = flags_and_overrides(arguments)
-        compose.refuse_secrets(overrides)
         folders = named_folders(flags)
+        compose.refuse_secrets(overrides, folders)
         first = (
             *directory_overrides(writes, overrides),
             *compose.stored_choices(overrides, folders),

@@ -16,7 +16,7 @@ from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.decode import BadValue
 from recapp.dataset.decode_bags import decode_bags, decode_id_weights
 from recapp.dataset.schema import Schema, schema_of
-from recapp.dataset.sequential_rows import decoded_chunks, fitted_values
+from recapp.dataset.sequential_rows import decoded_chunks, fitted
 from recapp.dataset.source import open_source
 from recapp.dataset.stream import BatchStream
 from recapp.errors import ConfigError, DataError
@@ -145,7 +145,7 @@ def test_rare_ids_keep_their_weights(tmp_path):
     )  # fmt: skip
     schema = schema_of(settings, TablesOfDataset(source="from_dataset"))
     source = open_source(str(tmp_path), schema)
-    schema = schema.with_values(fitted_values(source, schema))
+    schema = fitted(schema, source)
     (rows,) = decoded_chunks(source, schema)
     (bag,) = rows.bags
     assert bag.values_L[0] == bag.values_L[2] == 1 and bag.values_L[1] < 0

@@ -30,6 +30,7 @@ inline = compiled(forceinline=True)
 AT_ONCE = 64
 WORD = 8
 ONE = np.uint64(1)
+LINE = np.uint8(LINE_FEED)
 
 
 def readable(text: bytes, more: bytes = b"") -> Any:
@@ -117,13 +118,38 @@ def signs(data_C: Any, at: Any, whole: Any, first: Any, quote: Any) -> Any:
         first: The first byte of the delimiter.
         quote: The byte that quotes fields.
     """
-    ends = equal(data_C, at, np.uint8(LINE_FEED)) | equal(data_C, at, np.uint8(RETURN))
+    ends = equal(data_C, at, LINE) | equal(data_C, at, np.uint8(RETURN))
     found = ends | equal(data_C, at, first) | equal(data_C, at, quote)
     left = len(data_C) - at
     if left >= AT_ONCE:
         return found
     end = ONE << np.uint64(left)
     return found & (end - ONE) | (end if whole else np.uint64(0))
+
+
+@inline
+def next_line(data_C: Any, place: Any) -> Any:
+    """Return the place behind a line end."""
+    next = min(place + 1, len(data_C))
+    two = next < len(data_C) and data_C[place] == RETURN and data_C[next] == LINE_FEED
+    return next + two
+
+
+@inline
+def add_row(
+    begin: Any, place: Any, fields: Any, rows: Any, odd: Any, begin_N: Any, odd_K2: Any
+) -> Any:
+    """Write where a row begins, unless it is empty, and the number of fields of an odd one, which
+    is 0 for others; return the numbers of rows and of odd rows.
+    """
+    if begin == place:
+        return rows, odd
+    if fields == 0:
+        begin_N[rows] = begin
+        return rows + 1, odd
+    odd_K2[odd, 0] = begin
+    odd_K2[odd, 1] = fields
+    return rows, odd + 1
 
 
 @jit
@@ -154,31 +180,25 @@ def split_rows(
         The number of rows, the number of odd rows, and where the next row begins.
     """
     size = len(data_C)
-    line = np.uint8(LINE_FEED)
-    first = delimiter[0] if len(delimiter) else line
-    sign = np.uint8(quote) if quote >= 0 else line
-    begin = field = at
-    rows = odd = fields = 0
-    quoted = False
+    first = delimiter[0] if len(delimiter) else LINE
+    sign = np.uint8(quote) if quote >= 0 else LINE
+    begin = field = at  # the next field, or what follows a quote
+    rows = odd = fields = quoted = 0
     while at <= size:
         found = signs(data_C, at, whole, first, sign)
-        base = at
         at += AT_ONCE
         while found:
-            place = base + lowest(found)
+            place = at - AT_ONCE + lowest(found)
             found &= found - ONE
             if place < field:
                 continue
-            byte = data_C[place] if place < size else line
-            if quoted:
-                if byte == sign and place + 1 < size and data_C[place + 1] == sign:
-                    field = place + 2  # two quotes are one
-                elif byte == sign:
-                    quoted = False
+            byte = data_C[place] if place < size else LINE
+            if byte == sign and quote >= 0 and (quoted or place == field):
+                quoted = 1 - quoted  # two quotes end and begin
+                field = place + 1
                 continue
             ends = ends_line(byte)
-            if not ends and (byte != first or not stands_at(data_C, place, delimiter)):
-                quoted = byte == sign and place == field
+            if quoted or not (ends or (byte == first and stands_at(data_C, place, delimiter))):
                 continue
             if fields < end_NF.shape[1]:
                 end_NF[rows, fields] = place
@@ -186,26 +206,17 @@ def split_rows(
             field = place + len(delimiter)
             if not ends:
                 continue
-            returns = byte == RETURN
-            if returns and not whole and place + 1 == size:
+            if byte == RETURN and not whole and place + 1 == size:
                 return rows, odd, begin  # its line end may go on
-            if place > begin and fields == end_NF.shape[1]:
-                begin_N[rows] = begin
-                rows += 1
-            elif place > begin:
-                odd_K2[odd, 0] = begin
-                odd_K2[odd, 1] = fields
-                odd += 1
-            begin = min(place + 1, size)
-            begin += returns and begin < size and data_C[begin] == LINE_FEED
-            field = begin
+            fields *= fields != end_NF.shape[1]
+            rows, odd = add_row(begin, place, fields, rows, odd, begin_N, odd_K2)
+            begin = field = next_line(data_C, place)
             fields = 0
             if rows == len(begin_N) or odd == len(odd_K2):
                 return rows, odd, begin
     if whole and begin < size:
-        odd_K2[odd, 0] = begin
-        odd_K2[odd, 1] = UNCLOSED
-        return rows, odd + 1, size
+        rows, odd = add_row(begin, size, UNCLOSED, rows, odd, begin_N, odd_K2)
+        begin = size
     return rows, odd, begin
 
 

@@ -67,7 +67,9 @@ def convert(settings: Convert) -> None:
     """
     if not settings.path or not settings.out:
         raise ConfigError("path and out must be given: python -m recapp.data convert PATH out=DIR")
-    source = open_raw(settings.path, settings.rules, setting="path")
+    named = [one for one in (settings.time, settings.user, settings.item) if one]
+    names = [*(settings.columns or ()), *named]
+    source = open_raw(settings.path, settings.rules, setting="path", names=names)
     check(settings, source)
     out = Path(settings.out).expanduser()
     if out.exists() and not settings.overwrite:

@@ -71,7 +71,8 @@ class ChunkStore:
         self._chunks: list[Rows | None] = []
         self._left_Z = np.zeros(0, np.int64)  # rows that are in no batch yet
         # of each array of a chunk: its address, the bytes of a column, and those of a value
-        arrays = 3 + collate.numbered + (2 + self._weighted) * len(self._bags)
+        self._per_bag = 2 + self._weighted
+        arrays = 3 + collate.numbered + self._per_bag * len(self._bags)
         self._table_AZ3 = np.zeros((arrays, 0, 3), np.int64)
 
     def add(self, rows: Rows) -> int:
@@ -99,8 +100,7 @@ class ChunkStore:
         per_F = [rows] * (len(self._bags) + len(self._singles))
         begin_F: Int64Array = np.arange(len(per_F)) * rows
         length_FB = np.ones((len(per_F), rows) if more else 1, np.int64)
-        each = 2 + self._weighted
-        of_bags = [more[n : n + each] for n in range(0, len(more), each)]
+        of_bags = [more[n : n + self._per_bag] for n in range(0, len(more), self._per_bag)]
         if more:
             for feature, (_, bounds_Z3, *_) in zip(self._bags, of_bags, strict=True):
                 length_B = length_FB[feature]

@@ -22,6 +22,7 @@ from recapp.dataset.stream import BatchStream
 from recapp.errors import ConfigError, DataError
 from recapp.serving.json_rows import read_rows
 from recapp.serving.limits import Limits
+from recapp.serving.open_inference import InputTensor, table_of
 from recapp.sparse.transfer import memory_of, places_of
 from recapp.tables.table_settings import TablesOfDataset
 
@@ -125,6 +126,20 @@ def test_raw_rows_and_requests_have_them_too(logs):
     asked = read_rows(memoryview(body), {}, served, Limits()).table
     assert found_in(raw.batch(asked)) == wanted
     assert raw.no_rows().sparse.weights().shape == (0,)
+
+
+def test_tensors_of_a_request_have_lengths_for_both_columns():
+    schema = Schema(None, (), ("seen",), id_weights={"seen": "seconds"})
+    lengths = pa.array([2, 0], pa.int32())
+    given = [
+        InputTensor("seen", "INT64", pa.array([7, 8])),
+        InputTensor("seen.lengths", "INT32", lengths),
+        InputTensor("seconds", "FP32", pa.array([0.5, 2], pa.float32())),
+        InputTensor("seconds.lengths", "INT32", lengths),
+    ]
+    ids = RawRows(schema, "none").batch(table_of(given, schema, Limits())).sparse
+    assert (ids.values().tolist(), ids.lengths().tolist()) == ([7, 8], [2, 0])
+    assert ids.weights().tolist() == [0.5, 2.0]
 
 
 def test_texts_with_separators_and_padding():

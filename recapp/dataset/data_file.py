@@ -176,7 +176,13 @@ class DataFile(NamedTuple):
         from recapp.dataset.nested_columns import own_column  # needs pyarrow, only for files
 
         partitions = self.partitions
-        return {x: own_column(self.types, x) for x in self.asked if x not in partitions}
+        types = self.types
+        own = set(types.names)  # of which there are many, for each of as many
+        return {
+            name: name if name in own else own_column(types, name)
+            for name in self.asked
+            if name not in partitions
+        }
 
     @property
     def partitions(self) -> dict[str, str | None]:

@@ -46,6 +46,7 @@ from recapp.errors import ArtefactError, CheckpointError, ConfigError, RecappErr
 from recapp.settings.values import shown
 from recapp.stored.store import (
     CHECKPOINT,
+    EXPORTED,
     Pinned,
     beside,
     bytes_of,
@@ -495,7 +496,7 @@ def unfinished(output: Path, overwrite: bool) -> Iterator[Path]:
     if not output.name:
         raise ConfigError(f"output={output}: is no name of a new directory: choose another name")
     files = files_at(output)
-    folder = beside(output, "recapp-export")
+    folder = beside(output, EXPORTED)
     try:
         _check_name(output, overwrite)
         with files.locked(folder) as alone:

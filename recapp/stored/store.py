@@ -11,7 +11,7 @@ file systems.
 One rename cannot replace a directory. So `publish` of local disks first renames the earlier one,
 which is not lost if the process is killed between the two renames: readers look there, too.
 
-A store of objects, which has neither renames nor links, is `tests/stored/object_store.py`.
+URIs, of stores without renames and links, lead to `recapp/stored/remote_files.py`.
 Below are the two kinds of stored models, and what the room does with the operations.
 """
 
@@ -31,6 +31,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 from typing_extensions import override
 
 from recapp.errors import ArtefactError, CheckpointError, RecappError, suggest
+from recapp.settings.uris import leads_elsewhere, path_to
 
 
 class Entry(NamedTuple):
@@ -119,6 +120,7 @@ class Files(Protocol):
 
 OLD = "old"
 REPLACED = "recapp-replaced"
+EXPORTED = "recapp-export"  # of an artefact while it is written
 TMP = "tmp"
 
 
@@ -285,6 +287,8 @@ LOCAL = LocalFiles()
 # ---- stored models
 
 MANIFEST = "manifest.json"  # of every stored model; written last
+CHECKPOINTS = "checkpoints"  # their directory in the directory of a run
+LAST = "last.ckpt"  # the link to the last checkpoint of a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,13 +362,16 @@ ARTEFACT = Kind(
 
 
 MOST_LINKS = 40  # that Linux follows
-STORES: dict[Path, Files] = {}  # of paths beside this machine's disks, by the directory above
 _LEFT_BEHIND = re.compile(r".+\.ckpt\.(?:tmp|old|\d+(?:-\d+)?(?:\.tmp|\.old)?)")
 
 
 def files_at(path: Path) -> Files:
     """Return the store of a path."""
-    return next((store for top, store in STORES.items() if path.is_relative_to(top)), LOCAL)
+    if leads_elsewhere(path):
+        from recapp.stored.remote_files import REMOTE  # imports pyarrow
+
+        return REMOTE
+    return LOCAL
 
 
 def entry_of(path: Path) -> Entry | None:
@@ -551,7 +558,7 @@ def is_checkpoint(path: str | Path) -> bool:
     """Return whether a path leads to a whole checkpoint; the remains of a killed save are not
     whole.
     """
-    path = Path(path)
+    path = path_to(path)
     return size_of(files_at(path).current(path) / MANIFEST) is not None
 
 
@@ -568,7 +575,7 @@ def read_manifest_text(path: Path) -> bytes:
 
 def is_artefact(path: str | Path) -> bool:
     """Return whether the manifest of a directory names the format of artefacts."""
-    path = Path(path)
+    path = path_to(path)
     try:
         with (
             closing(Pinned(files_at(path).current(path))) as pinned,
@@ -590,7 +597,7 @@ def why_none(path: Path, kind: Kind) -> str:
     if entry and entry.kind == "folder":
         hint = ""
         with suppress(OSError):
-            for last in (folder / "checkpoints" / "last.ckpt", folder / "last.ckpt"):
+            for last in (folder / CHECKPOINTS / LAST, folder / LAST):
                 if is_checkpoint(last):
                     hint = f"; that of this run is {last}"
         return (

@@ -21,6 +21,7 @@ from recapp.dataset.data_settings import DerivedColumn
 from recapp.dataset.schema import DERIVED
 from recapp.errors import CheckpointError, DataError, RecappError, suggest
 from recapp.kernels.row_memory import is_finite
+from recapp.settings.uris import path_to
 from recapp.sharding.layout import OF_WEIGHTS, WEIGHT, Block
 from recapp.stored.block_files import check_bytes, check_tiling, fill_blocks, sources_of
 from recapp.stored.manifest import (
@@ -120,7 +121,7 @@ class Snapshot(Generic[M]):
 
         Arguments and errors are those of `open_stored`. A model of the other kind is an error, too.
         """
-        path = Path(path)
+        path = path_to(path)
         if comm is not None:
             return cls._open_together(path, comm, selector)
 

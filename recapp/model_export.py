@@ -65,6 +65,7 @@ from recapp.settings.records import to_plain
 from recapp.settings.uris import path_to
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.stored.manifest import DENSE, ArtefactManifest, to_json
+from recapp.stored.operations import MANIFEST
 from recapp.stored.plain_parts import (
     DERIVED_FILE,
     dense_bytes,
@@ -72,7 +73,7 @@ from recapp.stored.plain_parts import (
     unfinished,
     written_values,
 )
-from recapp.stored.store import MANIFEST, files_at, write_file
+from recapp.stored.store import files_at, write_file
 from recapp.stored.stored_model import Artefact, Checkpoint
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import DataType, EmbeddingConfig

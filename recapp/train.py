@@ -42,7 +42,8 @@ from recapp.reporting.run_record import update_settings
 from recapp.run.recipe import Eval, Train, recipe_of
 from recapp.settings.records import to_plain
 from recapp.settings.values import typed
-from recapp.stored.store import LAST, MANIFEST, entry_of
+from recapp.stored.operations import LAST, MANIFEST
+from recapp.stored.store import entry_of
 
 if TYPE_CHECKING:
     from recapp.run.resume import Resumed

@@ -44,7 +44,7 @@ from recapp.settings.records import (
 )
 from recapp.settings.uris import path_to
 from recapp.settings.values import Natural, Paths, Positive, Transport, Within, shown
-from recapp.stored.store import CHECKPOINTS
+from recapp.stored.operations import CHECKPOINTS
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.table_settings import (
     MOST_MEMBERS,

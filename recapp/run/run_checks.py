@@ -42,8 +42,9 @@ from recapp.settings.uris import is_uri, path_to
 from recapp.settings.values import Paths, shown, typed
 from recapp.stored.block_files import by
 from recapp.stored.manifest import JOINED, CheckpointManifest, Manifest
+from recapp.stored.operations import LAST
 from recapp.stored.start_values import check_values as check_start_files
-from recapp.stored.store import LAST, entry_of, files_at, write_file
+from recapp.stored.store import entry_of, files_at, write_file
 from recapp.stored.stored_model import read_manifest
 from recapp.tables.collections import embedding_tables
 from recapp.tables.config import EmbeddingConfig, IdRule
@@ -51,7 +52,7 @@ from recapp.tables.ids import OutsideTable
 from recapp.tables.table_settings import MOST_MEMBERS, TablesOfDataset, named_tables, of_all_members
 
 AS_BEFORE = "set dataset, tables and model as they were when it was saved"
-PROBE = "recapp.probe"  # a file that is written and deleted before a run begins
+PROBE = "probe.recapp"  # a file that is written and deleted before a run begins
 MOST_LOOKS = 20_000  # at the range of a column in a row group: some tenths of a second
 START_VALUES = (  # of rows and of optimiser state
     "init_range",

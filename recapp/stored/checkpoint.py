@@ -68,6 +68,7 @@ from recapp.stored.manifest import (
     CheckpointManifest,
     to_json,
 )
+from recapp.stored.operations import LAST, MANIFEST, TMP, beside
 from recapp.stored.plain_parts import (
     DERIVED_VALUES,
     OF_MODEL,
@@ -76,10 +77,6 @@ from recapp.stored.plain_parts import (
     write_meta,
 )
 from recapp.stored.store import (
-    LAST,
-    MANIFEST,
-    TMP,
-    beside,
     checkpoints_in,
     clean_up,
     end_of_links,

@@ -44,11 +44,10 @@ from torch import Tensor
 from recapp.dataset.data_settings import LOG, LOG_EDGES, SETTINGS, Derivation, DerivedColumn
 from recapp.errors import ArtefactError, CheckpointError, ConfigError, RecappError
 from recapp.settings.values import shown
+from recapp.stored.operations import EXPORTED, beside
 from recapp.stored.store import (
     CHECKPOINT,
-    EXPORTED,
     Pinned,
-    beside,
     bytes_of,
     crc32_of,
     entry_of,

@@ -2,9 +2,9 @@
 put, read, listed and deleted, and nothing is renamed, locked or replaced in part.
 
     step_000020.ckpt/recapp-1/...        the files of a version, the manifest last
-    step_000020.ckpt/recapp.link         the name of its version; put when the version is whole
-    last.ckpt/recapp.link                ../step_000020.ckpt: a link to another name
-    served/recapp-2/..., recapp.link     a later version: it takes the name that is free
+    step_000020.ckpt/link.recapp         the name of its version; put when the version is whole
+    last.ckpt/link.recapp                ../step_000020.ckpt: a link to another name
+    served/recapp-2/..., link.recapp     a later version: it takes the name that is free
     copied/manifest.json, ...            a model that was copied there as a plain directory
 
 A name leads to a version from the put of one small file on, so what a killed writer leaves is never
@@ -36,16 +36,16 @@ from recapp.dataset.storage import (
     stamp_of,
 )
 from recapp.errors import DataError
-from recapp.stored.store import EXPORTED, MANIFEST, MOST_LINKS, TMP, Entry, Files, beside
+from recapp.stored.operations import EXPORTED, MANIFEST, MOST_LINKS, TMP, Entry, Files, beside
 
-LINK = "recapp.link"
+LINK = "link.recapp"
 VERSIONS = ("recapp-1", "recapp-2")
 UNFINISHED = (f".{TMP}", f".{EXPORTED}")  # suffixes of the names that writers use
 LOCK_SECONDS = 3600  # after which a killed export does not keep others from its name
 
 
 class RemoteFiles(Files):
-    """The files of other places (a `recapp.stored.store.Files`)."""
+    """The files of other places (a `recapp.stored.operations.Files`)."""
 
     @override
     def entries(self, path: Path, inside: bool = False) -> Iterator[Entry]:

@@ -33,6 +33,7 @@ from recapp.stored.manifest import (
     Manifest,
     from_json,
 )
+from recapp.stored.operations import MANIFEST
 from recapp.stored.plain_parts import (
     DERIVED_FILE,
     Values,
@@ -43,15 +44,7 @@ from recapp.stored.plain_parts import (
     read_values,
     values_in,
 )
-from recapp.stored.store import (
-    MANIFEST,
-    Pinned,
-    crc32_of,
-    entry_of,
-    files_at,
-    is_artefact,
-    why_none,
-)
+from recapp.stored.store import Pinned, crc32_of, entry_of, files_at, is_artefact, why_none
 from recapp.transport.communicator import Comm, raise_together, together
 
 if TYPE_CHECKING:  # checks of a path do not import pyarrow

@@ -38,8 +38,8 @@ from recapp.reporting.run_record import (
 from recapp.reporting.summary import print_rows_read, write_details
 from recapp.sharding.layout import WEIGHT
 from recapp.stored.checkpoint import remove_earlier
+from recapp.stored.operations import CHECKPOINTS
 from recapp.stored.start_values import fill_values
-from recapp.stored.store import CHECKPOINTS
 from recapp.tables.config import EmbeddingConfig
 from recapp.tasks.measures import Measures
 from recapp.trainer.data_protocols import datamodule_of

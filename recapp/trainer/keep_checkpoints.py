@@ -44,8 +44,9 @@ from recapp.stored.checkpoint import (
     link_checkpoint,
     remove_checkpoint,
 )
+from recapp.stored.operations import LAST
 from recapp.stored.plain_parts import state_must_fit
-from recapp.stored.store import LAST, clean_up, new_version
+from recapp.stored.store import clean_up, new_version
 from recapp.stored.stored_model import read_manifest
 from recapp.trainer.data_protocols import datamodule_of
 from recapp.trainer.lightnings_parts import BatchCallback, ends_step

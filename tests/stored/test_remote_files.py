@@ -101,7 +101,7 @@ def artefact_at(path):
 
 
 def versions(path):
-    return {name.partition("/")[0] for name in sizes_in(str(path))} - {"recapp.link"}
+    return {name.partition("/")[0] for name in sizes_in(str(path))} - {"link.recapp"}
 
 
 @pytest.mark.parametrize("first", [None, 1], ids=["new", "replaced"])

@@ -19,14 +19,10 @@ from recapp.run.recipe import Export
 from recapp.settings.uris import path_to
 from recapp.stored.checkpoint import link_checkpoint, remove_checkpoint
 from recapp.stored.manifest import ArtefactManifest, to_json
+from recapp.stored.operations import Files
 from recapp.stored.plain_parts import unfinished
 from recapp.stored.remote_files import RemoteFiles
-from recapp.stored.store import (
-    Files,
-    LocalFiles,
-    checkpoints_in,
-    write_file,
-)
+from recapp.stored.store import LocalFiles, checkpoints_in, write_file
 from recapp.stored.stored_model import Artefact, load_table, read_manifest, read_stored, verify
 
 __all__ = ["s3"]  # a fixture

@@ -43,9 +43,9 @@ from recapp.logs.histories import (
 from recapp.logs.log_parts import Part, Workers, parts_of
 from recapp.logs.splits import SPLITS
 from recapp.processes.rank_environment import LOCK_FILE, locked
-from recapp.reporting.run_record import write_whole
 from recapp.run.recipe import Convert
 from recapp.settings.records import to_plain
+from recapp.settings.whole_file import write_whole
 
 GROUP_ROWS = 1 << 16  # of a row group of the results
 MANIFEST = "recapp_dataset.json"

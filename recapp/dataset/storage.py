@@ -188,10 +188,13 @@ class _ArrowPlace(Place):
         return {one.path.removeprefix(f"{own}/"): one.size for one in inside if one.is_file}
 
     def put(self, source: str, path: str) -> None:
-        # fs.copy_files is silent about parts that the server has refused
-        there = self.files.open_output_stream(self._own(path), compression=None)
-        with open(source, "rb") as here, there:
-            shutil.copyfileobj(here, there, _PART_BYTES)
+        def copy() -> None:  # fs.copy_files is silent about parts that the server has refused
+            there = self.files.open_output_stream(self._own(path), compression=None)
+            with open(source, "rb") as here, there:
+                shutil.copyfileobj(here, there, _PART_BYTES)
+
+        with ThreadPoolExecutor(1) as pool:  # a stream that Ctrl-C closes has its name, in part
+            pool.submit(copy).result()
 
     def delete(self, path: str) -> None:
         kind = self.kind(path)

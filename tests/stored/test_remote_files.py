@@ -187,6 +187,23 @@ def test_two_exports_do_not_write_one_name_at_once(run, monkeypatch):
     assert artefact_at(run / "killed") == 1
 
 
+def test_a_link_that_cannot_be_read_does_not_count_as_a_missing_one(run, monkeypatch):
+    write_one(run / "a.ckpt", 1)
+    opened = storage._FsspecPlace.opened
+
+    def fails(place, path):
+        if path.endswith("link.recapp"):
+            raise ConnectionError("the network is down")
+        return opened(place, path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage._FsspecPlace, "opened", fails)
+        for do in (write_one, lambda path, _: read_manifest(path)):
+            with pytest.raises(DataError, match=r"link\.recapp: .* the network is down, 3 times$"):
+                do(run / "a.ckpt", 2)
+    assert checkpoint_at(run / "a.ckpt") == 1
+
+
 def test_a_uri_stays_one_wherever_paths_go():
     path = path_to("s3://bucket/run")
     assert isinstance(path, UriPath) and str(path / "a.ckpt") == "s3://bucket/run/a.ckpt"

@@ -53,7 +53,7 @@ from recapp.settings.whole_file import write_whole
 
 MANIFEST = "recapp_dataset.json"
 STATE = "state"  # of a conversion that is not done
-SPLIT = "recapp.split"  # the number of each row's split, while rows are on their way
+SPLIT = "the split"  # the number of each row's split, while rows are on their way
 R = TypeVar("R")
 COLUMNS = [
     Column("split", "split"),

@@ -25,8 +25,8 @@ from recapp.logs.splits import times_of, users_of
 from recapp.run.recipe import Convert
 
 ROWS = 1 << 18  # of a shard
-KEY = "recapp.key"  # a hash of the user, or the time
-TIME = "recapp.time"
+KEY = "the key"  # a hash of the user, or the time
+TIME = "the time"
 SAMPLE = 256  # times of a part, by which ranges of times are cut
 _STREAM = (0x02DE,)
 Uint64Array = npt.NDArray[np.uint64]

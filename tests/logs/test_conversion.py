@@ -56,7 +56,7 @@ def logs(tmp_path, monkeypatch):
 
 def convert(logs, out, **settings):
     conversion.convert(Convert(path=str(logs), out=str(out), **settings))
-    return json.loads((out / conversion.MANIFEST).read_text())
+    return json.loads((out / conversion.CONVERSION).read_text())
 
 
 def rows_of(folder):

@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 from recapp import console
 from recapp.console import Column
 from recapp.dataset.arrow_types import is_list, is_number
-from recapp.dataset.data_file import Fingerprint, file_facts
+from recapp.dataset.data_file import CONVERSION, Fingerprint, file_facts
 from recapp.dataset.source import Source, open_raw
 from recapp.errors import ConfigError, suggest
 from recapp.logs.fitting import Fitted, OtherKindError, fitted
@@ -51,7 +51,6 @@ from recapp.run.recipe import Convert
 from recapp.settings.records import to_plain
 from recapp.settings.whole_file import write_whole
 
-MANIFEST = "recapp_dataset.json"
 STATE = "state"  # of a conversion that is not done
 SPLIT = "the split"  # the number of each row's split, while rows are on their way
 R = TypeVar("R")
@@ -104,7 +103,7 @@ def convert(settings: Convert) -> None:
 def _is_ours(folder: Path) -> bool:
     """Return whether a conversion has made a directory, or nobody has put anything into it."""
     names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else {"a file"}
-    return names <= {LOCK_FILE} or bool(names & {MANIFEST, STATE})
+    return names <= {LOCK_FILE} or bool(names & {CONVERSION, STATE})
 
 
 def check(settings: Convert, source: Source) -> None:
@@ -169,7 +168,7 @@ def _converted(settings: Convert, source: Source, work: Path) -> list[dict[str, 
         "files": files,
         "sources": [facts._asdict() for facts in sources],
     }
-    write_whole(work / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    write_whole(work / CONVERSION, json.dumps(manifest, indent=1) + "\n")
     shutil.rmtree(work / STATE)
     return rows
 

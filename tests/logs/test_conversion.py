@@ -13,7 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from trainer.runs import compose, fit, make_logs
 
+import recapp
 from recapp.data import main
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import open_source
@@ -56,7 +58,7 @@ def logs(tmp_path, monkeypatch):
 
 def convert(logs, out, **settings):
     conversion.convert(Convert(path=str(logs), out=str(out), **settings))
-    return json.loads((out / conversion.MANIFEST).read_text())
+    return json.loads((out / conversion.CONVERSION).read_text())
 
 
 def rows_of(folder):
@@ -460,3 +462,18 @@ def test_columns_inside_of_others_have_names_of_their_own(tmp_path):
     manifest = convert(tmp_path / "a.parquet", tmp_path / "all", val_share=0)
     assert manifest["splits"][0]["rows"] == rows
     assert [*rows_of(tmp_path / "all/train")] == ["user.id", "user.age", "items.id", "context"]
+
+
+@pytest.mark.full
+def test_checkpoints_and_artefacts_know_the_conversion_of_their_rows(tmp_path):
+    make_logs(tmp_path / "clicks", rows=900)
+    out = tmp_path / "out"
+    convert(tmp_path / "clicks", out, val_share=0.1)
+    fit(compose(out / "train", "trainer.max_steps=2"), tmp_path / "run")
+    last = tmp_path / "run/checkpoints/last.ckpt"
+    recapp.export_model(last, tmp_path / "art", recapp.Export(report_rows=0, compile=False))
+    written = (out / "recapp_dataset.json").read_bytes()
+    wanted = {"md5": hashlib.md5(written).hexdigest(), **json.loads(written)}
+    del wanted["files"]
+    for folder in (last, tmp_path / "art"):
+        assert json.loads((folder / "manifest.json").read_text())["conversions"] == [wanted]

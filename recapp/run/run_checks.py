@@ -70,10 +70,11 @@ def check_run(recipe: Train, resumed: CheckpointManifest | None) -> None:
     Raises:
         RecappError: The first mistake.
     """
-    check_training(recipe)
     here = recipe
     if recipe.dataset.follow:
         _check_followed(recipe)
+    check_training(recipe)
+    if recipe.dataset.follow:
         paths = tuple(first_files(recipe.dataset))
         here = replace(recipe, dataset=replace(recipe.dataset, path=paths))
     check_data(here)

@@ -60,6 +60,9 @@ class NoBatches(EpochLoader):
 class FollowedData(ClickData):
     """The data of a run that follows files. Arguments are those of `ClickData`."""
 
+    # under which Lightning keeps the state: a run may begin to follow, or cease to
+    __qualname__ = ClickData.__qualname__
+
     def __init__(self, settings: DataSettings, *args: Any, **named: Any) -> None:
         super().__init__(settings, *args, **named)
         self.files = FollowedFiles(settings)

@@ -244,9 +244,10 @@ def test_a_file_that_changes_in_the_middle_ends_the_run_in_one_line(logs, tmp_pa
 
 
 def test_a_file_that_goes_while_it_trains_ends_the_run_in_one_line(logs, tmp_path):
-    put(logs / "a.parquet", 400)
+    put(logs / "a.parquet", 4000)
     with pytest.raises(DataError, match=r"a\.parquet: can be read no more"):
-        Run(logs, tmp_path)(events={1: lambda: os.remove(logs / "a.parquet")})
+        gone = {1: lambda: os.remove(logs / "a.parquet")}
+        Run(logs, tmp_path)("dataset.num_threads=0", events=gone)
 
 
 def test_a_followed_place_may_move(logs, tmp_path):
@@ -340,7 +341,7 @@ def test_validations_and_logs_have_files_as_epochs(logs, tmp_path):
     put(tmp_path / "val.parquet", 64)
     run = Run(logs, tmp_path)
     val = [f"dataset.val_path={tmp_path}/val.parquet", "trainer.limit_val_batches=null"]
-    trainer = run(*val, "logger=csv")
+    trainer = run(*val, "logger=csv", "trainer.log_every_n_steps=1")
     assert "val_auc" in trainer.callback_metrics
     assert read_manifest(run.checkpoint).metrics
     curves = (tmp_path / "run1/csv/metrics.csv").read_text().splitlines()

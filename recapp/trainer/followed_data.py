@@ -117,7 +117,8 @@ class FollowedData(ClickData):
         """Return name and path of the next file."""
         trainer = self.trainer
         assert trainer is not None
-        ends: EndTogether = next(c for c in trainer.callbacks if isinstance(c, EndTogether))  # type: ignore[attr-defined]
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        ends = next(each for each in callbacks if isinstance(each, EndTogether))
         since = time.monotonic()
         while True:
             file, over = self._on_rank_0(partial(self._look, since))

@@ -38,9 +38,9 @@ def put(path, rows, first=0):
     os.replace(hidden, path)
 
 
-def settings(path, *overrides):
-    """The recipe of a run that follows a path until nothing comes."""
-    own = [
+def of_run(path):
+    """The overrides of a run that follows a path until nothing comes."""
+    return [
         "dataset=custom",
         f"dataset.path={path}",
         "dataset.follow=true",
@@ -61,7 +61,11 @@ def settings(path, *overrides):
         "topology.reserve_bytes=0",
         "trainer.limit_val_batches=0",
     ]
-    config = composing.compose("train", [*own, *overrides])
+
+
+def settings(path, *overrides):
+    """The recipe of a run that follows a path."""
+    config = composing.compose("train", [*of_run(path), *overrides])
     OmegaConf.set_struct(config, False)
     config.pop("hydra")
     return read_settings(to_plain(config), "train")

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from recapp import console
 from recapp.console import Column
-from recapp.dataset.arrow_types import is_list
+from recapp.dataset.arrow_types import is_list, is_number
 from recapp.dataset.data_file import Fingerprint, file_facts
 from recapp.dataset.source import Source, open_raw
 from recapp.errors import ConfigError, suggest
@@ -43,9 +43,9 @@ from recapp.logs.histories import (
 from recapp.logs.log_parts import Part, Workers, parts_of
 from recapp.logs.splits import SPLITS
 from recapp.processes.rank_environment import LOCK_FILE, locked
-from recapp.reporting.run_record import write_whole
 from recapp.run.recipe import Convert
 from recapp.settings.records import to_plain
+from recapp.settings.whole_file import write_whole
 
 GROUP_ROWS = 1 << 16  # of a row group of the results
 MANIFEST = "recapp_dataset.json"
@@ -67,7 +67,9 @@ def convert(settings: Convert) -> None:
     """
     if not settings.path or not settings.out:
         raise ConfigError("path and out must be given: python -m recapp.data convert PATH out=DIR")
-    source = open_raw(settings.path, settings.rules, setting="path")
+    named = [one for one in (settings.time, settings.user, settings.item) if one]
+    names = [*(settings.columns or ()), *named]
+    source = open_raw(settings.path, settings.rules, setting="path", names=names)
     check(settings, source)
     out = Path(settings.out).expanduser()
     if out.exists() and not settings.overwrite:
@@ -245,8 +247,13 @@ class _SplitWriter:
         rows = pa.concat_tables(self._waiting)
         if self._writer is None:
             self.file.parent.mkdir(exist_ok=True)
+            numbers = [field.name for field in rows.schema if is_number(field.type)]
             self._writer = pq.ParquetWriter(
-                self._unfinished, rows.schema, compression="zstd", write_page_checksum=True
+                self._unfinished,
+                rows.schema,
+                compression="zstd",
+                write_page_checksum=True,
+                write_statistics=numbers,  # of texts they take long, and nobody skips rows by them
             )
         self._writer.write_table(rows, row_group_size=rows.num_rows)
         self._waiting = []

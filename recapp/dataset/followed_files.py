@@ -26,7 +26,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from recapp.console import note, note_once
+from recapp.console import note_once
 from recapp.dataset.data_file import (
     DataFile,
     Fingerprint,
@@ -86,7 +86,6 @@ class FollowedFiles:
         self.settings = settings
         self.trained: dict[str, dict[str, Any]] = {}
         self._formats = formats_of(settings.files)
-        self._said: set[str] = set()
 
     def whole(self) -> dict[str, str]:
         """Return all files that are whole and have not trained, in the order in which they train:
@@ -98,8 +97,8 @@ class FollowedFiles:
         return dict(self._in_order(self.paths()))
 
     def next(self) -> tuple[str, str] | None:
-        """Return name and path of the file that trains next; None if no file is whole. Say in one
-        line which files have changed or gone since they trained.
+        """Return name and path of the file that trains next; None if no file is whole. A line says
+        which file has changed since it trained.
 
         Raises:
             DataError: As for `whole`.
@@ -233,23 +232,39 @@ class FollowedFiles:
         return seen.time
 
     def _note_changes(self, paths: Mapping[str, str]) -> None:
-        changed: dict[str, list[str]] = {"have changed": [], "are gone": []}
         for name, known in self.trained.items():
-            if name in self._said:
-                continue
             path = paths.get(name)
-            if path is None:
-                changed["are gone"].append(name)
-            elif not is_uri(path) and _stamp(path) not in (
-                None,
-                (known["bytes"], known["changed"]),
-            ):
-                changed["have changed"].append(name)
-        for what, found in changed.items():
-            self._said.update(found)
-            if found:
-                more = f" and {len(found) - 1:,} others" if found[1:] else ""
-                note(f"{found[0]}{more} {what} since they trained; no file trains twice")
+            with suppress(OSError):
+                # of a file elsewhere that takes a trip
+                if (
+                    path
+                    and not is_uri(path)
+                    and stamp_of(path) != (known["bytes"], known["changed"])
+                ):
+                    note_once(f"{path}: has changed since it trained; no file trains twice")
+
+    def nap(self, since: float, *, noted: bool = True) -> bool:
+        """Wait a moment for files, with a line that says so once.
+
+        Args:
+            since: The time from which on no file has come.
+            noted: Whether this process prints the line.
+
+        Returns:
+            Whether that is as long as `dataset.follow_idle`; then do not wait.
+        """
+        settings = self.settings
+        idle = settings.follow_idle
+        if idle is not None and time.monotonic() - since >= idle:
+            return True
+        if noted:
+            place = ", ".join(given_paths(settings.path))
+            end = "" if idle is None else f", or {idle:g} s without one (dataset.follow_idle)"
+            note_once(
+                f"dataset.follow=true: waiting for files in {place}; Ctrl-C ends training{end}"
+            )
+        time.sleep(min(settings.follow_seconds, LONGEST_NAP))
+        return False
 
 
 def known_of(file: DataFile) -> dict[str, Any]:
@@ -260,35 +275,23 @@ def known_of(file: DataFile) -> dict[str, Any]:
     return {"bytes": bytes, "changed": changed, "rows": file.starts[-1]}
 
 
-def _stamp(path: str) -> Stamp | None:
-    try:
-        return stamp_of(path)
-    except OSError:
-        return None
-
-
 def first_files(settings: DataSettings, *, noted: bool = True) -> list[str]:
     """Return the paths of the files that are whole; wait until there is one.
 
     Args:
         settings: The settings of the data set.
-        noted: Whether a line says that files are awaited.
+        noted: Whether this process says in a line that it waits.
 
     Raises:
-        DataError: The place cannot be listed, or holds files that are no data set.
+        DataError: The place cannot be listed, or holds files that are no data set; or no file has
+            come for `dataset.follow_idle` seconds.
     """
     files = FollowedFiles(settings)
+    since = time.monotonic()
     while not (paths := files.whole()):
-        if noted:
-            note_wait(settings)
-            noted = False
-        time.sleep(min(settings.follow_seconds, LONGEST_NAP))
+        if files.nap(since, noted=noted):
+            raise DataError(
+                f"dataset.path={given_paths(settings.path)[0]}: has no file to train on, for "
+                f"dataset.follow_idle={settings.follow_idle:g} s"
+            )
     return list(paths.values())
-
-
-def note_wait(settings: DataSettings) -> None:
-    """Say in a line that files are awaited."""
-    place = ", ".join(given_paths(settings.path))
-    idle = settings.follow_idle
-    end = "" if idle is None else f", or {idle:g} s without one (dataset.follow_idle)"
-    note(f"dataset.follow=true: waiting for files in {place}; Ctrl-C ends training{end}")

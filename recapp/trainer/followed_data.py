@@ -11,7 +11,6 @@ The files that have trained, with their metrics, are part of the position in the
 in each checkpoint. What is there when a run begins tells columns, fitted values, sizes of tables.
 """
 
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -19,18 +18,15 @@ from functools import partial
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
 from typing_extensions import override
 
 from recapp.console import note, short_path
 from recapp.dataset.data_file import file_facts
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.followed_files import (
-    LONGEST_NAP,
     FollowedFiles,
     first_files,
     known_of,
-    note_wait,
 )
 from recapp.dataset.source import open_source
 from recapp.reporting.run_record import finite
@@ -68,7 +64,6 @@ class FollowedData(ClickData):
         self.files = FollowedFiles(settings)
         self._file: tuple[str, str] | None = None  # name and path of the one that trains
         self._next_look = 0.0
-        self._said = False  # whether a line has said that files are awaited
 
     @override
     def setup(self, stage: str) -> None:
@@ -137,21 +132,15 @@ class FollowedData(ClickData):
         Returns:
             Name and path of a file, or None; and whether training ends without one.
         """
-        settings = self.files.settings
         if time.monotonic() >= self._next_look:
-            if file := self.files.next():
-                self._next_look = 0.0
+            file = self.files.next()
+            seconds = self.files.settings.follow_seconds
+            self._next_look = 0.0 if file else time.monotonic() + seconds
+            if file:
                 return file, False
-            self._next_look = time.monotonic() + settings.follow_seconds
-        idle = settings.follow_idle
-        if idle is not None and time.monotonic() - since >= idle:
-            note(f"dataset.follow_idle={idle:g}: no file has come for {idle:g} s")
-            return None, True
-        if not self._said:
-            note_wait(settings)
-            self._said = True
-        time.sleep(min(settings.follow_seconds, LONGEST_NAP))
-        return None, False
+        if over := self.files.nap(since):
+            note(f"dataset.follow_idle={self.files.settings.follow_idle:g}: no file has come since")
+        return None, over
 
     def trained(self) -> list[dict[str, Any]]:
         """Return what is known of the files that have trained."""
@@ -205,65 +194,50 @@ class MeasureFiles(BatchCallback):
 
     def __init__(self, clock: StepClock) -> None:
         self.clock = clock
-        self._module: TaskModule | None = None
-        self._sums: dict[str, dict[str, Tensor]] = {}  # of a checkpoint, before they are taken over
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remember the module, whose metrics a checkpoint keeps."""
-        assert isinstance(pl_module, TaskModule)
-        self._module = pl_module
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.clock.on_validation_end(trainer, pl_module)
 
     @override
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        if self._sums and trainer.is_global_zero:  # sums over all ranks, which rank 0 has alone now
-            assert self._module is not None
-            for name, metric in self._module.train_metrics.items():
-                for state, value in self._sums.get(name, {}).items():
-                    getattr(metric, state).copy_(value)
-        self._sums = {}
-
-    @override
     def on_step(self, trainer: Trainer, done: int) -> None:
         if not ends_epoch(trainer, done):
             return
-        assert self._module is not None
-        with self._module.over_ranks() as metrics:
+        module: Any = trainer.lightning_module
+        with module.over_ranks() as metrics:
             values = {name: float(metric.compute()) for name, metric in metrics.items()}
         name, known = datamodule_of(trainer).finished(trainer.global_step, values)
         if not trainer.is_global_zero:
             return
         texts = [
             f"{measure.title} {values[measure.name]:.4f}"
-            for measure in self._module.task.measures
+            for measure in module.task.measures
             if measure.name in values
         ]
-        print(
-            f"{name}: {known['rows']:,} rows before they trained: {', '.join(texts)}",
-            file=sys.stderr,
-            flush=True,
-        )
-        row = {f"file_{key}": values[key] for key in values} | {"file_rows": known["rows"]}
+        note(f"{name}: {known['rows']:,} rows before they trained: {', '.join(texts)}")
+        row = {f"file_{each}": value for each, value in values.items()}
         for logger in trainer.loggers:
-            logger.log_metrics(row, trainer.global_step - 1)
+            logger.log_metrics(row | {"file_rows": known["rows"]}, trainer.global_step - 1)
 
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        """Return the sums over all ranks of the file in which training is. Every rank calls it."""
-        assert self._module is not None
-        if not datamodule_of(self._module.trainer).position.batches:
-            return {}
-        with self._module.over_ranks() as metrics:
-            return {
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep the sums over all ranks of the file in which training is. Every rank calls it."""
+        assert isinstance(pl_module, TaskModule)
+        if not datamodule_of(trainer).position.batches:
+            return
+        with pl_module.over_ranks() as metrics:
+            checkpoint["callbacks"][self.state_key] = {
                 name: {state: getattr(metric, state).clone() for state in metric.metric_state}
                 for name, metric in metrics.items()
             }
 
-    @override
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._sums = state_dict
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Give rank 0 these sums."""
+        assert isinstance(pl_module, TaskModule)
+        sums = checkpoint["callbacks"].get(self.state_key, {}) if trainer.is_global_zero else {}
+        for name, metric in pl_module.train_metrics.items():
+            for state, value in sums.get(name, {}).items():
+                getattr(metric, state).copy_(value)

@@ -219,7 +219,7 @@ def test_the_last_batch_of_a_file_has_all_that_is_left(tmp_path, rows, world):
             assert rest == [one.dense_BI.tolist() for one in batches[rank][first:]]
 
 
-def test_what_happens_to_a_file_after_it_has_trained_is_said_once(logs, tmp_path, capsys):
+def test_a_file_that_has_trained_may_go_and_trains_no_more_if_it_changes(logs, tmp_path, capsys):
     put(logs / "a.parquet", 40)
     put(logs / "b.parquet", 40, 40)
     run = Run(logs, tmp_path)
@@ -230,8 +230,8 @@ def test_what_happens_to_a_file_after_it_has_trained_is_said_once(logs, tmp_path
     capsys.readouterr()
     run()
     said = capsys.readouterr().err
-    assert said.count("a.parquet have changed since they trained; no file trains twice") == 1
-    assert said.count("b.parquet are gone since they trained; no file trains twice") == 1
+    assert said.count("a.parquet: has changed since it trained; no file trains twice") == 1
+    assert "b.parquet" not in said
     assert files_of(run, {"a": range(40), "b": range(40, 80), "c": range(80, 120)})
 
 
@@ -366,12 +366,17 @@ def test_validations_and_logs_have_files_as_epochs(logs, tmp_path):
 def test_a_directory_without_a_file_is_awaited(logs, tmp_path, capsys):
     Timer(0.3, lambda: put(logs / "a.parquet", 40)).start()
     run = Run(logs, tmp_path)
-    run()
+    run("dataset.follow_idle=1")
     assert files_of(run, {"a": range(40)}) == ["a"]
     said = capsys.readouterr().err
-    assert said.count(f"dataset.follow=true: waiting for files in {logs}; Ctrl-C ends") == 2
+    assert said.count(f"dataset.follow=true: waiting for files in {logs}; Ctrl-C ends") == 1
     with pytest.raises(DataError, match="no such file or directory"):
         Run(logs / "none", tmp_path)()
+    os.remove(logs / "a.parquet")
+    with pytest.raises(
+        DataError, match=r"has no file to train on, for dataset\.follow_idle=0\.1 s"
+    ):
+        Run(logs, tmp_path)()
 
 
 @pytest.mark.full

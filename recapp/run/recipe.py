@@ -169,9 +169,19 @@ class Recipe(Command):
         limit = self.trainer.limit_val_batches
         if limit == 0:
             return f"trainer.limit_val_batches={limit}"
+        if self.dataset.val_path is None and self.dataset.follow:
+            return "dataset.follow=true"
         if self.dataset.val_path is None and self.dataset.share_that_validates == 0:
             return f"dataset.val_share={self.dataset.val_share}"
         return None
+
+    @property
+    def length(self) -> tuple[int, int]:
+        """Return the number of epochs and the number of steps after which training ends, -1 for no
+        limit. Each file that is followed is an epoch, and there is no last one.
+        """
+        epochs, steps = self.trainer.length
+        return -1 if self.dataset.follow else epochs, steps
 
     @cached_property
     def schema(self) -> "Schema":

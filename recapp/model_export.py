@@ -271,6 +271,7 @@ class _Exporter:
             "lookups": _lookups(build_model(self.recipe)),
             "ids": schema.id_encoding(),
             "example": example,
+            **({"conversions": made} if (made := manifest.info.get("conversions")) else {}),
             # a command line may have changed the model
             "config": {
                 **manifest.config,

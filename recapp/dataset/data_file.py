@@ -28,11 +28,14 @@ other files                    refuse, or take with resume_data=ignore  take all
 no files in the checkpoint     continue, with a note                    continue, with a note
 """
 
+import json
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from hashlib import blake2b
+from hashlib import blake2b, md5
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import unquote
@@ -305,10 +308,24 @@ def _has_changed(file: DataFile) -> bool:
 
 # ---- the facts of files in a checkpoint
 
+CONVERSION = "recapp_dataset.json"  # the manifest of a conversion, beside its splits
 LISTED = 1000  # the most files with stored facts, so that a checkpoint stays small
 _DIGEST_BYTES = 8
 # Whether to refuse a resume inside of an epoch if the files differ from the checkpoint's.
 ResumeData = Literal["check", "ignore"]
+
+
+def conversions_of(files: Iterable[DataFile]) -> list[dict[str, Any]]:
+    """Return what is known of the conversions (`recapp.data convert`) that have made some files:
+    their manifests without the lists of files, and the MD5 of each manifest.
+    """
+    found = []
+    for folder in dict.fromkeys(os.path.dirname(os.path.dirname(file.path)) for file in files):
+        with suppress(OSError, ValueError, AttributeError):  # none is there, or it is another file
+            raw = Path(folder, CONVERSION).read_bytes()
+            rest = {name: one for name, one in json.loads(raw).items() if name != "files"}
+            found.append({"md5": md5(raw).hexdigest(), **rest})
+    return found
 
 
 class FileFacts(NamedTuple):

@@ -277,6 +277,10 @@ REFUSED = {
     ),
 }
 ELSEWHERE = {
+    "dataset.follow": "test_following.py begins to follow, and changes the rest",
+    "dataset.follow_time": "of dataset.follow",
+    "dataset.follow_seconds": "the same",
+    "dataset.follow_idle": "the same",
     "dataset.dense": "naming=criteo names the columns",
     "dataset.sparse": "the same",
     "dataset.hex": "the same",

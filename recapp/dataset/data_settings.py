@@ -163,6 +163,8 @@ class DataSettings:
             left out.
         separator: What stands between the ids of a text, by column, which then has a list in each
             row.
+        id_weights: The column of the weights of the ids of a sparse column, by that column: a
+            number for each id, by which its vector is multiplied before its bag is pooled.
         dense_transform: The function applied to dense columns.
         buckets: The rule, or a rule by dense column, by which numbers are also ids: `log`, or a
             number of quantiles.
@@ -219,6 +221,7 @@ class DataSettings:
     hex: tuple[str, ...] = ()
     padding: PaddingId | dict[str, PaddingId] | None = None
     separator: dict[str, str] | None = None
+    id_weights: dict[str, str] | None = None
     dense_transform: Literal["log1p", "log3", "none"] = "log1p"
     buckets: BucketRule | dict[str, BucketRule] | None = None
     missing_flags: bool | tuple[str, ...] = False

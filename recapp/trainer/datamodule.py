@@ -39,6 +39,7 @@ from recapp.dataset.data_file import (
     FileFacts,
     Fingerprint,
     ResumeData,
+    conversions_of,
     file_facts,
     resumed_files,
 )
@@ -218,6 +219,7 @@ class ClickData(LightningDataModule):
                 values = self._on_rank_0(lambda: opened.fitted().schema.values)
                 self.schema = self.schema.with_values(values)
             self._opened = replace(opened, schema=self.schema)
+            self.conversions = conversions_of(opened.train.files) if stage == "fit" else []
         if self._facts is None and stage == "fit":
             self._facts = file_facts(self._opened.train.files)
             if noted:

@@ -12,12 +12,16 @@ half of the bytes.
 Letters: A arrays of a chunk, Z slots, C columns, F features, T targets, B rows of a batch.
 """
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from recapp.dataset.collate import BatchColumns, Collate
 from recapp.dataset.decode import Int64Array, compiled
@@ -27,6 +31,16 @@ from recapp.sparse.transfer import ALIGNMENT, made_together
 Array = npt.NDArray[Any]
 # Labels begin at bytes where one memory would have each of them.
 TARGETS_ALIGNED = ALIGNMENT // torch.float32.itemsize
+
+FIRST_SLOTS = 16
+# The lengths of a batch without bags, as one number: who reads them sees that they are equal.
+ALL_ONE = torch.ones(1, dtype=torch.int64)
+# An array of each type of a batch's values.
+_LIKE = {
+    torch.float32: np.zeros(0, np.float32),
+    torch.int32: np.zeros(0, np.int32),
+    torch.int64: np.zeros(0, np.int64),
+}
 
 
 def places(slot: int, at_N: Int64Array) -> Int64Array:
@@ -75,11 +89,12 @@ class ChunkStore:
 
     def add(self, rows: Rows) -> int:
         """Keep a chunk, each of whose rows will be taken or dropped; return its slot."""
-        slot = self._chunks.index(None) if None in self._chunks else len(self._chunks)
-        if slot == len(self._chunks):
-            self._chunks.append(None)
-            self._left_Z = np.append(self._left_Z, 0)
-            self._table_AZ3 = np.pad(self._table_AZ3, ((0, 0), (0, 1), (0, 0)))
+        if None not in self._chunks:
+            more = len(self._chunks) or FIRST_SLOTS
+            self._chunks += [None] * more
+            self._left_Z = np.pad(self._left_Z, (0, more))
+            self._table_AZ3 = np.pad(self._table_AZ3, ((0, 0), (0, more), (0, 0)))
+        slot = self._chunks.index(None)
         self.narrows &= all(
             x.dtype == np.int32 for x in (rows.ids_SN, *(bag.values_L for bag in rows.bags))
         )
@@ -90,54 +105,89 @@ class ChunkStore:
         ]
         return slot
 
-    def take(self, place_B: Int64Array) -> BatchColumns:
-        """Return the rows of some places, each of which is taken once."""
+    def take(self, place_VK: Int64Array, batches: int) -> deque[BatchColumns]:
+        """Return the rows of some places, each of which is taken once, as batches.
+
+        Args:
+            place_VK: The places of the rows of each lane, those of one batch after the other.
+            batches: The number of batches, which take as many rows of a lane each.
+        """
         of_numbers, of_targets, of_ids, *more = self._table_AZ3
         of_row_numbers = [more.pop(0)] if self._collate.numbered else []
+        values, bounds = more[::2], more[1::2]
+        rows = place_VK.size // batches
+        place_MB = [part.ravel() for part in np.split(place_VK, batches, axis=1)] if bounds else []
+        per_MF = [[rows] * (len(self._bags) + len(self._singles))] * batches
+        lengths_M = [ALL_ONE] * batches
+        if bounds:
+            lengths_M, per_MF = zip(*(self._lengths(place_B, bounds) for place_B in place_MB))
+        made = deque(map(partial(self._without_values, rows), lengths_M, per_MF))
+        dense_BI, ids_L, _, _, target_TB, row_number_B = zip(*made)
+        columns = dense_BI[0].shape[1]
+        _gather(of_numbers, place_VK, dense_BI, np.arange(columns), columns)
+        _gather(of_targets, place_VK, target_TB, np.arange(len(target_TB[0])) * target_TB[0].stride(0))
+        begin_MF: Int64Array = np.cumsum([[0, *per_F[:-1]] for per_F in per_MF], axis=1)
+        _gather(of_ids, place_VK, ids_L, np.take(begin_MF, self._singles, axis=1))
+        for table_Z3 in of_row_numbers:
+            _gather(table_Z3, place_VK, row_number_B, np.arange(1))
+        for batch, place_B in enumerate(place_MB):
+            id_L = ids_L[batch].numpy()
+            for feature, values_Z3, bounds_Z3 in zip(self._bags, values, bounds, strict=True):
+                begin = begin_MF[batch, feature]
+                compiled().gather_bags(values_Z3, bounds_Z3, place_B, id_L[begin:])
+        self.drop(place_VK.ravel())
+        return made
+
+    def _lengths(
+        self, place_B: Int64Array, bounds: Sequence[Int64Array]
+    ) -> tuple[Tensor, list[int]]:
+        """Return the number of ids of each feature and row, [F B], and those of each feature."""
         rows = len(place_B)
         per_F = [rows] * (len(self._bags) + len(self._singles))
-        begin_F: Int64Array = np.arange(len(per_F)) * rows
-        length_FB = np.ones((len(per_F), rows) if more else 1, np.int64)
-        if more:
-            for feature, bounds_Z3 in zip(self._bags, more[1::2], strict=True):
-                length_B = length_FB[feature]
-                per_F[feature] = compiled().lengths_of_bags(bounds_Z3, place_B, length_B)
-            begin_F = np.cumsum([0, *per_F[:-1]])
-        columns = len(self._collate.schema.numbers)
+        length_FB = np.ones((len(per_F), rows), np.int64)
+        for feature, bounds_Z3 in zip(self._bags, bounds, strict=True):
+            per_F[feature] = compiled().lengths_of_bags(bounds_Z3, place_B, length_FB[feature])
+        return torch.from_numpy(length_FB.reshape(-1)), per_F
+
+    def _without_values(self, rows: int, lengths: Tensor, per_F: list[int]) -> BatchColumns:
+        """Return the columns of a batch, of which only the lengths are written."""
         targets = len(self._collate.schema.targets)
         apart = -(-rows // TARGETS_ALIGNED) * TARGETS_ALIGNED if self._for_gpu else rows
         arrays: list[Array] = [
-            np.empty((rows, columns), np.float32),
+            np.empty((rows, len(self._collate.schema.numbers)), np.float32),
             np.empty(sum(per_F), np.int32 if self.narrows else np.int64),
-            length_FB.reshape(-1),
             np.empty((targets, apart), np.float32),
-            *[np.empty(rows, np.int64) for _ in of_row_numbers],
+            *([np.empty(rows, np.int64)] if self._collate.numbered else []),
         ]
-        parts = [torch.from_numpy(array) for array in arrays]
+        dense_BI, ids_L, target_TB, *row_numbers = map(torch.from_numpy, arrays)
         if self._for_gpu:
-            parts = made_together(parts, pinned=torch.cuda.is_available())
-            parts[2].copy_(torch.from_numpy(arrays[2]))
-            arrays = [part.numpy() for part in parts]
-        dense_BI, id_L, _, target_TB, *row_number_B = arrays
-        gather = compiled().gather
-        gather(of_numbers, place_B, np.arange(columns), columns, dense_BI.reshape(-1))
-        gather(of_targets, place_B, np.arange(targets) * apart, 1, target_TB.reshape(-1))
-        gather(of_ids, place_B, begin_F[self._singles], 1, id_L)
-        for table_Z3, numbers_B in zip(of_row_numbers, row_number_B, strict=True):
-            gather(table_Z3, place_B, np.arange(1), 1, numbers_B)
-        for feature, values_Z3, bounds_Z3 in zip(self._bags, more[::2], more[1::2], strict=True):
-            compiled().gather_bags(values_Z3, bounds_Z3, place_B, id_L[begin_F[feature] :])
-        self.drop(place_B)
-        dense, ids, lengths, target, *row_numbers = parts
-        return BatchColumns(
-            dense, ids, lengths, per_F, target[:, :rows], next(iter(row_numbers), None)
-        )
+            like = [dense_BI, ids_L, lengths, target_TB, *row_numbers]
+            pinned = torch.cuda.is_available()
+            dense_BI, ids_L, copy, target_TB, *row_numbers = made_together(like, pinned)
+            lengths = copy.copy_(lengths)
+            target_TB = target_TB[:, :rows]
+        row_number_B = row_numbers[0] if row_numbers else None
+        return BatchColumns(dense_BI, ids_L, lengths, per_F, target_TB, row_number_B)
 
     def drop(self, place_N: Int64Array) -> None:
         """Forget rows, which nobody takes any more."""
         if compiled().count_off(place_N, self._left_Z):
             for slot in np.flatnonzero(self._left_Z == 0).tolist():
                 self._chunks[slot] = None
+
+
+def _gather(
+    table_Z3: Int64Array,
+    place_VK: Int64Array,
+    parts: Sequence[Tensor],
+    begin_MC: Int64Array,
+    step: int = 1,
+) -> None:
+    """Write a part of each of some batches; `begin_MC` has the value at which a column begins."""
+    like = _LIKE[parts[0].dtype]
+    address_M1 = np.array([[part.data_ptr()] for part in parts])
+    address_MC = address_M1 + begin_MC * like.itemsize
+    compiled().gather(table_Z3, place_VK, address_MC, step * like.itemsize, like)
 
 
 def _arrays_of(rows: Rows) -> list[Array]:

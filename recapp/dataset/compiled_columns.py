@@ -11,10 +11,12 @@ Letters: N rows of a column, Z chunks, C columns, B rows of a batch.
 from typing import Any
 
 import numpy as np
+from numba import types
 from numba.extending import intrinsic
 
+from recapp.kernels.links import CACHE_LINE_BYTES
 from recapp.kernels.numba_cache import compiled
-from recapp.kernels.simd import get, put
+from recapp.kernels.simd import get, prefetch, put
 
 jit = compiled()
 MISSING = np.int64(-(2**63))
@@ -34,6 +36,19 @@ def element(typing: Any, address: Any, like: Any) -> Any:
         return builder.load(builder.inttoptr(arguments[0], kind))
 
     return like.dtype(address, like), lower
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def set_element(typing: Any, address: Any, value: Any, like: Any) -> Any:
+    """Write an element, in the type of an array, at an address."""
+
+    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number = context.cast(builder, arguments[1], value, like.dtype)
+        kind = context.get_data_type(like.dtype).as_pointer()
+        builder.store(number, builder.inttoptr(arguments[0], kind))
+        return context.get_dummy_value()
+
+    return types.void(address, value, like), lower
 
 
 @jit
@@ -129,38 +144,56 @@ def count_off(place_N: Any, left_Z: Any) -> Any:
 
 
 @jit
-def gather(table_Z3: Any, place_B: Any, begin_C: Any, step: Any, out: Any) -> None:
-    """Write the values of the rows of a batch. Rows of one chunk usually follow each other, and are
-    written column after column: nothing but a place differs from one to the next.
+def gather(table_Z3: Any, place_VK: Any, address_MC: Any, step: Any, like: Any) -> None:
+    """Write the values of the rows of some batches. Rows of one chunk usually follow each other,
+    and are written column after column: nothing but a place differs from one to the next. Rows that
+    are shuffled together lie in the same lines of the cache, which serve all their batches at once,
+    and which are fetched while the column before is written.
 
     Args:
         table_Z3: Of each chunk, the address of its values, the bytes of one of its columns, and the
-            bytes of a value: those of `out`, or 4 of an id that has 8 there.
-        place_B: The places of the rows.
-        begin_C: Where each column begins in `out`.
-        step: The distance in `out` of two rows.
-        out: The values that are written.
+            bytes of a value: those of `like`, or 4 of an id that has 8 there.
+        place_VK: The places of the rows of each lane, those of one batch after the other.
+        address_MC: The address of each column of each batch.
+        step: The bytes from a row to the next one in a batch.
+        like: An array of the type of a batch's values.
     """
-    row_B = np.empty(len(place_B), np.int64)  # bytes behind the begin of a column
-    end = 0
-    while end < len(place_B):
-        begin = end
-        slot = get(place_B, begin) >> SLOT_BITS
-        address, column, size = table_Z3[slot]
-        while end < len(place_B) and get(place_B, end) >> SLOT_BITS == slot:
-            put(row_B, end, (get(place_B, end) & IN_CHUNK) * size)
-            end += 1
-        for c in range(len(begin_C)):
-            to = begin_C[c] + begin * step
-            if size == out.itemsize:
-                for b in range(begin, end):
-                    put(out, to, element(address + get(row_B, b), out))
-                    to += step
-            else:
-                for b in range(begin, end):
-                    put(out, to, widened(element(address + get(row_B, b), SHORT)))
-                    to += step
-            address += column
+    lanes, places = place_VK.shape
+    share = places // len(address_MC)
+    row_K = np.empty(places, np.int64)  # bytes behind the begin of a column
+    here = row_K.ctypes.data
+    for lane in range(lanes):
+        end = 0
+        while end < places:
+            begin = end
+            slot = place_VK[lane, begin] >> SLOT_BITS
+            address, column, size = table_Z3[slot]
+            low = column
+            high = 0
+            while end < places and place_VK[lane, end] >> SLOT_BITS == slot:
+                row = (place_VK[lane, end] & IN_CHUNK) * size
+                put(row_K, end, row)
+                low = min(low, row)
+                high = max(high, row)
+                end += 1
+            if high - low > CACHE_LINE_BYTES * (end - begin):
+                high = low - 1  # most lines have no row of these
+            for c in range(address_MC.shape[1]):
+                for at in range(low, high + 1, CACHE_LINE_BYTES):
+                    prefetch(row_K, (address + column + at - here) // row_K.itemsize, 1)
+                for m in range(begin // share, (end - 1) // share + 1):
+                    first = max(begin, m * share)
+                    to = address_MC[m, c] + (lane * share + first - m * share) * step
+                    if size == like.itemsize:
+                        for k in range(first, min(end, (m + 1) * share)):
+                            set_element(to, element(address + get(row_K, k), like), like)
+                            to += step
+                    else:
+                        for k in range(first, min(end, (m + 1) * share)):
+                            id = widened(element(address + get(row_K, k), SHORT))
+                            set_element(to, id, like)
+                            to += step
+                address += column
 
 
 @jit

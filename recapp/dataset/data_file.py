@@ -161,7 +161,8 @@ class DataFile(NamedTuple):
     def read(self) -> list[str]:
         """The file's own names of the columns to read from it, each once."""
         names = dict.fromkeys([*self.columns.values(), *self.kept])
-        return [name for name in names if name not in self.partitions]
+        partitions = self.partitions
+        return [name for name in names if name not in partitions]
 
     @property
     def partitions(self) -> dict[str, str | None]:

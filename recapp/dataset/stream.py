@@ -163,6 +163,7 @@ def rank_lanes(rank: int, world: int, lanes: int) -> range:
 
 # The decoded rows of a chunk, and the numbers of those of each lane.
 DealtRows: TypeAlias = tuple[Rows, list[tuple[int, IntArray]]]
+MADE_TOGETHER = 8  # batches at most, whose rows were shuffled together
 BATCHES_AHEAD = 3  # that are made while one is trained on, if threads read
 
 # A row group up to this size is decoded once even if lanes read separate ranges of it.
@@ -241,12 +242,11 @@ class Reader:
         Returns:
             Cursor key -> [P, 3], a row for each range: (first row, end, lane).
         """
-        pieces = np.concatenate(
-            [np.insert(lane_pieces, 3, lane, axis=1) for lane, lane_pieces in rest_by_lane.items()]
-            or [np.zeros((0, 4), np.int64)]
-        )
+        pieces = np.concatenate([np.zeros((0, 3), np.int64), *rest_by_lane.values()])
         if not len(pieces):
             return {}  # fewer rows than lanes, or all rows are taken
+        lane_P = np.repeat([*rest_by_lane], [*map(len, rest_by_lane.values())])
+        pieces = np.column_stack((pieces, lane_P))
         pieces[:, 2] += pieces[:, 1]
         readers = np.where(self._shared[pieces[:, 0]], _EVERY_LANE, pieces[:, 3])
         order = np.lexsort((pieces[:, 1], readers, pieces[:, 0]))
@@ -356,7 +356,7 @@ def _stream(
         at_N = rows_N - int(firsts.min())
         if len(at_N) == int(at_N.max()) + 1:  # none is left out, so they stay in their order
             chunk = chunk.slice(int(firsts.min()) - begin, len(at_N))
-            rows_N = np.sort(rows_N)
+            rows_N = np.arange(len(at_N)) + int(firsts.min())
         else:
             chunk = chunk.take(pa.array(rows_N - begin))
             at_N = np.arange(len(at_N))
@@ -446,6 +446,7 @@ class BatchStream:
         self.num_threads = 0
         self._share = batch_size // lanes
         self._deal = deal([segment.rows for segment in source.segments], lanes, shuffle_rows)
+        self._rows_V = [int(self._deal.lanes[lane][:, 2].sum()) for lane in self.lanes]
         self._collate = Collate(schema, source.bags, dense_transform, numbered)
 
     def __len__(self) -> int:
@@ -496,10 +497,11 @@ class BatchStream:
             self.for_gpu,
             self.narrows,
         )
-        for place_B in self._places(reader):
-            batch = self._collate.made(reader.store.take(place_B))
+        for place_VK, batches in self._places(reader):
+            taken = reader.store.take(place_VK, batches)
             self.narrows = reader.store.narrows
-            yield batch
+            while taken:
+                yield self._collate.made(taken.popleft())
 
     @property
     def _block(self) -> int:
@@ -508,14 +510,15 @@ class BatchStream:
             max(1, self.shuffle_rows // len(self._deal.lanes)) if self.shuffle_rows else self._share
         )
 
-    def _places(self, reader: Reader) -> Iterator[IntArray]:
-        """Yield the places of the rows of each batch, [B]: `_share` rows of each lane, or fewer in
-        the last batch.
+    def _places(self, reader: Reader) -> Iterator[tuple[IntArray, int]]:
+        """Yield the places of the rows of some batches that are made together, [V, K], and the
+        number of batches: `_share` rows of each lane, or fewer in the last batch.
         """
-        total = max(map(self._rows_of, self.lanes), default=0)
+        total = max(self._rows_V, default=0)
         number, taken = divmod(self.first_batch * self._share, self._block)
         waiting_VK = np.zeros((len(self.lanes), 0), np.int64)  # -1 behind the end of a lane
-        for _ in range(self.first_batch, len(self)):
+        left = len(self) - self.first_batch
+        while left > 0:
             while waiting_VK.shape[1] < self._share and number * self._block < total:
                 rows = min(self._block, total - number * self._block)
                 block_VK = self._permuted(reader, number, rows)
@@ -523,17 +526,20 @@ class BatchStream:
                 waiting_VK = np.concatenate([waiting_VK, block_VK[:, taken:]], axis=1)
                 taken = 0
                 number += 1
-            yield _present(waiting_VK[:, : self._share])
-            waiting_VK = waiting_VK[:, self._share :]
-
-    def _rows_of(self, lane: int) -> int:
-        return int(self._deal.lanes[lane][:, 2].sum())
+            batches = min(MADE_TOGETHER, left, waiting_VK.shape[1] // self._share) or 1
+            place_VK = np.ascontiguousarray(waiting_VK[:, : batches * self._share])
+            if place_VK.min(initial=0) < 0:
+                batches = 1
+                place_VK = _present(waiting_VK[:, : self._share])[None]
+            yield place_VK, batches
+            waiting_VK = waiting_VK[:, batches * self._share :]
+            left -= batches
 
     def _permuted(self, reader: Reader, number: int, rows: int) -> IntArray:
         """Return the places of a block of each lane, of up to some rows, [V, rows]."""
         block_VK = np.full((len(self.lanes), rows), -1, dtype=np.int64)
         first = number * self._block
-        counts = [min(rows, self._rows_of(lane) - first) for lane in self.lanes]
+        counts = [min(rows, total - first) for total in self._rows_V]
         orders = {
             count: permutations(self.seed, self.epoch, self.lanes, number, count)
             for count in set(counts)

@@ -11,7 +11,7 @@ Letters: N rows of a column, Z chunks, C columns, B rows of a batch.
 from typing import Any
 
 import numpy as np
-from numba import types
+from numba import carray, types
 from numba.extending import intrinsic
 
 from recapp.kernels.links import CACHE_LINE_BYTES
@@ -23,32 +23,25 @@ MISSING = np.int64(-(2**63))
 MISSING_INT32 = np.int64(-(2**31))
 SLOT_BITS = 32  # a row's place is the slot of its chunk, then the row's number in the chunk
 IN_CHUNK = (1 << SLOT_BITS) - 1
-SHORT = np.zeros(0, np.int32)  # of the types of ids
+SHORT = np.zeros(0, np.int32)  # of types
 LONG = np.zeros(0, np.int64)
+BYTES = np.zeros(0, np.uint8)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def element(typing: Any, address: Any, like: Any) -> Any:
+def pointer(typing: Any, address: Any, like: Any) -> Any:
+    """Return an address as a pointer to elements of the type of an array."""
+
+    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_data_type(like.dtype).as_pointer())
+
+    return types.CPointer(like.dtype)(address, like), lower
+
+
+@jit
+def element(address: Any, like: Any) -> Any:
     """Read an element, in the type of an array, at an address."""
-
-    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = context.get_data_type(like.dtype).as_pointer()
-        return builder.load(builder.inttoptr(arguments[0], kind))
-
-    return like.dtype(address, like), lower
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def set_element(typing: Any, address: Any, value: Any, like: Any) -> Any:
-    """Write an element, in the type of an array, at an address."""
-
-    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        number = context.cast(builder, arguments[1], value, like.dtype)
-        kind = context.get_data_type(like.dtype).as_pointer()
-        builder.store(number, builder.inttoptr(arguments[0], kind))
-        return context.get_dummy_value()
-
-    return types.void(address, value, like), lower
+    return pointer(address, like)[0]
 
 
 @jit
@@ -58,66 +51,102 @@ def widened(id: Any) -> Any:
 
 
 @jit
-def unpacked(bits: Any, first: Any, rows: Any) -> Any:
-    """Return whether each of some rows is there, [N], from the bits of Arrow."""
+def column_of(batch: Any, number: Any, rows: Any, like: Any) -> Any:
+    """Return the values of a column, and whether each is there; nothing if all are.
+
+    Args:
+        batch: The address of a record batch, a struct of the C data interface of Arrow.
+        number: The number of the column.
+        rows: The number of its values.
+        like: An array of their type.
+    """
+    array = element(element(batch + 48, LONG) + number * 8, LONG)  # of the children
+    nulls, first = element(array + 8, LONG), element(array + 16, LONG)
+    buffers = element(array + 40, LONG)
+    value_N = carray(pointer(element(buffers + 8, LONG), like), first + rows)[first:]
+    bits = element(buffers, LONG)
+    if nulls == 0 or bits == 0:
+        return value_N, np.empty(0, np.uint8)
     begin = first >> 3
     bytes = ((first + rows + 7) >> 3) - begin
-    there = np.empty(bytes * 8, np.uint8)
+    bits_N = carray(pointer(bits + begin, BYTES), bytes)
+    there_N = np.empty(bytes * 8, np.uint8)
     for n in range(bytes):
-        byte = get(bits, begin + n)
+        byte = get(bits_N, n)
         for bit in range(8):
-            put(there, n * 8 + bit, byte >> bit & 1)
-    return there[first & 7 :]
+            put(there_N, n * 8 + bit, byte >> bit & 1)
+    return value_N, there_N[first & 7 :]
 
 
 @jit
-def decode_integers(values_N: Any, bits: Any, first: Any, out_N: Any) -> Any:
-    """Write the ids of a column of integers, in 64 or 32 bits.
-
-    Args:
-        values_N: The integers; any one where it is missing.
-        bits: A bit for each integer that is there; none if all are.
-        first: The number of the first integer's bit.
-        out_N: The ids that are written.
-
-    Returns:
-        Whether an integer is the number of missing ids, or does not fit.
+def write_integers(value_N: Any, there_N: Any, absent: Any, out_N: Any) -> Any:
+    """Write the ids of a column, in 64 or 32 bits; return whether an integer that is there is the
+    number of missing ids, or does not fit.
     """
-    absent = MISSING if out_N.itemsize == 8 else MISSING_INT32
     odd = False
-    if not len(bits):
+    if not len(there_N):
         for n in range(len(out_N)):
-            value = np.int64(values_N[n])
+            value = np.int64(value_N[n])
             out_N[n] = value
             odd |= (value == absent) | (np.int64(out_N[n]) != value)
         return odd
-    there_N = unpacked(bits, first, len(out_N))
     for n in range(len(out_N)):
         there = there_N[n] != 0
-        value = np.int64(values_N[n]) if there else absent
+        value = np.int64(value_N[n]) if there else absent
         out_N[n] = value
         odd |= ((value == absent) & there) | (np.int64(out_N[n]) != value)
     return odd
 
 
 @jit
-def decode_floats(values_N: Any, bits: Any, first: Any, absent: Any, out_N: Any) -> Any:
-    """Write the numbers of a column in fp32, and another number for missing ones; return whether
-    some are not finite. Arguments as for `decode_integers`.
-    """
+def write_floats(value_N: Any, there_N: Any, absent: Any, out_N: Any) -> Any:
+    """Write the numbers of a column in fp32; return whether one that is there is not finite."""
     odd = False
-    if not len(bits):
+    gap = np.float32(absent)
+    if not len(there_N):
         for n in range(len(out_N)):
-            value = np.float32(values_N[n])
+            value = np.float32(value_N[n])
             odd |= value - value != 0
             out_N[n] = value
         return odd
-    there_N = unpacked(bits, first, len(out_N))
     for n in range(len(out_N)):
-        value = np.float32(values_N[n])
+        value = np.float32(value_N[n])
         odd |= (value - value != 0) & (there_N[n] != 0)
-        out_N[n] = value if there_N[n] else absent
+        out_N[n] = value if there_N[n] else gap
     return odd
+
+
+@jit
+def decode_integers(
+    batch: Any, number_C: Any, row_C: Any, like: Any, absent: Any, out_SN: Any
+) -> Any:
+    """Write columns of ids; return which have a value that cannot be written, [C].
+
+    Args:
+        batch: The address of the record batch, as for `column_of`.
+        number_C: The numbers of the columns.
+        row_C: The row of `out_SN` for each.
+        like: An array of the type of their values.
+        absent: What is written where a value is missing.
+        out_SN: The ids that are written.
+    """
+    odd_C = np.empty(len(number_C), np.bool_)
+    for c in range(len(number_C)):
+        value_N, there_N = column_of(batch, number_C[c], out_SN.shape[1], like)
+        odd_C[c] = write_integers(value_N, there_N, absent, out_SN[row_C[c]])
+    return odd_C
+
+
+@jit
+def decode_floats(
+    batch: Any, number_C: Any, row_C: Any, like: Any, absent: Any, out_SN: Any
+) -> Any:
+    """Write columns of numbers like `decode_integers`."""
+    odd_C = np.empty(len(number_C), np.bool_)
+    for c in range(len(number_C)):
+        value_N, there_N = column_of(batch, number_C[c], out_SN.shape[1], like)
+        odd_C[c] = write_floats(value_N, there_N, absent, out_SN[row_C[c]])
+    return odd_C
 
 
 @jit
@@ -186,12 +215,12 @@ def gather(table_Z3: Any, place_VK: Any, address_MC: Any, step: Any, like: Any) 
                     to = address_MC[m, c] + (lane * share + first - m * share) * step
                     if size == like.itemsize:
                         for k in range(first, min(end, (m + 1) * share)):
-                            set_element(to, element(address + get(row_K, k), like), like)
+                            pointer(to, like)[0] = element(address + get(row_K, k), like)
                             to += step
                     else:
                         for k in range(first, min(end, (m + 1) * share)):
                             id = widened(element(address + get(row_K, k), SHORT))
-                            set_element(to, id, like)
+                            pointer(to, like)[0] = id
                             to += step
                 address += column
 

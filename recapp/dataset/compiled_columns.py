@@ -173,11 +173,38 @@ def count_off(place_N: Any, left_Z: Any) -> Any:
 
 
 @jit
+def move(at: Any, to: Any, size: Any, like: Any) -> None:
+    """Copy an element of the type of an array between addresses; an id of 32 bits is widened."""
+    if size == like.itemsize:
+        pointer(to, like)[0] = element(at, like)
+    else:
+        pointer(to, like)[0] = widened(element(at, SHORT))
+
+
+@jit
+def sort_by_chunk(place_K: Any, order_K: Any, end_Z: Any) -> None:
+    """Write the numbers of places in the order of their chunks, and where each chunk's end there;
+    those of one chunk stay in their order.
+    """
+    end_Z[:] = 0
+    for k in range(len(place_K)):
+        end_Z[get(place_K, k) >> SLOT_BITS] += 1
+    begin = 0
+    for slot in range(len(end_Z)):
+        begin += end_Z[slot]
+        end_Z[slot] = begin - end_Z[slot]
+    for k in range(len(place_K)):
+        slot = get(place_K, k) >> SLOT_BITS
+        order_K[end_Z[slot]] = k
+        end_Z[slot] += 1
+
+
+@jit
 def gather(table_Z3: Any, place_VK: Any, address_MC: Any, step: Any, like: Any) -> None:
-    """Write the values of the rows of some batches. Rows of one chunk usually follow each other,
-    and are written column after column: nothing but a place differs from one to the next. Rows that
-    are shuffled together lie in the same lines of the cache, which serve all their batches at once,
-    and which are fetched while the column before is written.
+    """Write the values of the rows of some batches: of each lane, the rows of a chunk, column after
+    column, because nothing but a place differs from one to the next. Rows that were shuffled
+    together lie in the same lines of the cache, which serve all their batches at once, and which
+    are fetched while the column before is written.
 
     Args:
         table_Z3: Of each chunk, the address of its values, the bytes of one of its columns, and the
@@ -188,40 +215,52 @@ def gather(table_Z3: Any, place_VK: Any, address_MC: Any, step: Any, like: Any) 
         like: An array of the type of a batch's values.
     """
     lanes, places = place_VK.shape
-    share = places // len(address_MC)
-    row_K = np.empty(places, np.int64)  # bytes behind the begin of a column
-    here = row_K.ctypes.data
+    batches, columns = address_MC.shape
+    share = places // batches
+    order_K = np.empty(places, np.int64)
+    from_K = np.empty(places, np.int64)  # bytes behind the begin of a chunk's column
+    to_K = np.empty(places, np.int64)  # and of that of a batch's
+    here = from_K.ctypes.data
+    end_Z = np.empty(len(table_Z3), np.int64)
+    end_M = np.empty(batches, np.int64)
     for lane in range(lanes):
+        sort_by_chunk(place_VK[lane], order_K, end_Z)
         end = 0
-        while end < places:
+        for slot in range(len(end_Z)):
             begin = end
-            slot = place_VK[lane, begin] >> SLOT_BITS
+            end = end_Z[slot]
+            if begin == end:
+                continue
             address, column, size = table_Z3[slot]
             low = column
             high = 0
-            while end < places and place_VK[lane, end] >> SLOT_BITS == slot:
-                row = (place_VK[lane, end] & IN_CHUNK) * size
-                put(row_K, end, row)
-                low = min(low, row)
-                high = max(high, row)
-                end += 1
+            i = begin
+            for m in range(batches):
+                while i < end and order_K[i] < (m + 1) * share:
+                    row = (place_VK[lane, order_K[i]] & IN_CHUNK) * size
+                    low = min(low, row)
+                    high = max(high, row)
+                    put(from_K, i, row)
+                    put(to_K, i, (lane * share + order_K[i] - m * share) * step)
+                    i += 1
+                end_M[m] = i
             if high - low > CACHE_LINE_BYTES * (end - begin):
                 high = low - 1  # most lines have no row of these
-            for c in range(address_MC.shape[1]):
+            for c in range(columns):
                 for at in range(low, high + 1, CACHE_LINE_BYTES):
-                    prefetch(row_K, (address + column + at - here) // row_K.itemsize, 1)
-                for m in range(begin // share, (end - 1) // share + 1):
-                    first = max(begin, m * share)
-                    to = address_MC[m, c] + (lane * share + first - m * share) * step
-                    if size == like.itemsize:
-                        for k in range(first, min(end, (m + 1) * share)):
-                            pointer(to, like)[0] = element(address + get(row_K, k), like)
+                    prefetch(from_K, (address + column + at - here) // from_K.itemsize, 1)
+                first = begin
+                for m in range(batches):
+                    to = address_MC[m, c]
+                    if end - begin == places:  # rows follow each other in the batch
+                        to += get(to_K, first)
+                        for i in range(first, end_M[m]):
+                            move(address + get(from_K, i), to, size, like)
                             to += step
                     else:
-                        for k in range(first, min(end, (m + 1) * share)):
-                            id = widened(element(address + get(row_K, k), SHORT))
-                            pointer(to, like)[0] = id
-                            to += step
+                        for i in range(first, end_M[m]):
+                            move(address + get(from_K, i), to + get(to_K, i), size, like)
+                    first = end_M[m]
                 address += column
 
 

@@ -41,15 +41,17 @@ function, so an epoch can start at any position without its history.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import heapify, heappop, heappush
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from typing_extensions import override
 
 from recapp.dataset.chunk_store import ChunkStore, places, with_short_ids
 from recapp.dataset.collate import Collate
@@ -183,7 +185,7 @@ class Reader:
         lanes: The lanes to read.
         position: The number of rows already taken from each lane (the same for all).
         collate: Decodes the rows.
-        threads: Threads that read chunks ahead; None reads them when they are needed.
+        threads: They read chunks ahead.
         for_gpu: As for the `store`, like `narrows`.
         narrows: See there.
 
@@ -197,7 +199,7 @@ class Reader:
         lanes: range,
         position: int,
         collate: Collate,
-        threads: Executor | None = None,
+        threads: Executor,
         for_gpu: bool = False,
         narrows: bool = False,
     ) -> None:
@@ -309,17 +311,17 @@ class _Cursor:
 
     Args:
         chunks: Yields the decoded rows of a chunk, and those of each lane.
-        threads: The threads; None without.
+        threads: The threads.
     """
 
-    def __init__(self, chunks: Iterator[DealtRows], threads: Executor | None) -> None:
+    def __init__(self, chunks: Iterator[DealtRows], threads: Executor) -> None:
         self._chunks = chunks
         self._threads = threads
         self._ahead: Future[DealtRows] | None = None
 
     def start(self) -> None:
         """Let a thread read the next chunk, which must exist."""
-        if self._threads and self._ahead is None:
+        if self._ahead is None:
             self._ahead = self._threads.submit(next, self._chunks)
 
     def next(self) -> DealtRows:
@@ -327,6 +329,53 @@ class _Cursor:
         ahead = self._ahead
         self._ahead = None
         return next(self._chunks) if ahead is None else ahead.result()
+
+
+class _Turns(Executor):
+    """Read chunks when they are needed, or ahead of that between two batches, as many rows as these
+    take: lanes come to the ends of their row groups together, and would read all the next ones for
+    one batch.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[_Later] = deque()
+        self._rows = 0  # that may be read ahead
+
+    @override
+    def submit(self, call: Any, /, *args: Any, **_: Any) -> "_Later":
+        self._waiting.append(_Later(partial(call, *args)))
+        return self._waiting[-1]
+
+    def work(self, rows: int) -> None:
+        """Read ahead after a batch of some rows."""
+        self._rows += rows
+        while self._rows > 0 and self._waiting:
+            self._rows -= self._waiting.popleft().run()
+
+
+class _Later(Future[DealtRows]):
+    """The result of a call that nobody has made yet."""
+
+    def __init__(self, call: Callable[[], DealtRows]) -> None:
+        super().__init__()
+        self._call = call
+
+    def run(self) -> int:
+        """Make the call if nobody has, and return the number of the rows that it read."""
+        if self.done():
+            return 0
+        try:
+            made = self._call()
+            self.set_result(made)
+        except DataError as error:
+            self.set_exception(error)
+            return 0
+        return len(made[0])
+
+    @override
+    def result(self, timeout: float | None = None) -> DealtRows:
+        self.run()
+        return super().result(timeout)
 
 
 def _stream(
@@ -341,7 +390,8 @@ def _stream(
     file = source.files[number]
     ranges = ranges_P3 + np.array([first, first, 0], dtype=np.int64)
     before = sum(other.starts[-1] for other in source.files[:number]) if collate.numbered else None
-    for begin, chunk in chunks(file, row_group, int(ranges[-1, 1])):
+    reading = chunks(file, row_group, int(ranges[-1, 1]))
+    for begin, chunk in reading:
         end = begin + chunk.num_rows
         inside = ranges[
             np.searchsorted(ranges[:, 1], begin, side="right") : np.searchsorted(ranges[:, 0], end)
@@ -364,6 +414,9 @@ def _stream(
         rows = with_short_ids(collate.rows(chunk, file.columns, file.path, in_file_N, True))
         if before is not None:
             rows = replace(rows, row_numbers_N=in_file_N + before)
+        if end >= ranges[-1, 1]:
+            del chunk
+            reading.close()  # here, so that nobody waits for it later
         lanes, starts = np.unique(inside[:, 2], return_index=True)
         yield (
             rows,
@@ -462,7 +515,10 @@ class BatchStream:
     def __iter__(self) -> Iterator[Batch]:
         """Yield batches, made ahead by threads if there are any."""
         if not self.num_threads:
-            yield from self._made(None)
+            turns = _Turns()
+            for batch in self._made(turns):
+                yield batch
+                turns.work(batch.rows)
             return
         far = any(is_uri(file.path) for file in self.source.files)
         threads = max(self.num_threads, WAITING_THREADS) if far else self.num_threads
@@ -480,11 +536,11 @@ class BatchStream:
                 batches.shutdown(cancel_futures=True)
                 chunks.shutdown(cancel_futures=True)
 
-    def _made(self, chunks: Executor | None) -> Iterator[Batch]:
+    def _made(self, chunks: Executor) -> Iterator[Batch]:
         """Yield batches.
 
         Args:
-            chunks: The threads that decode chunks ahead, or None.
+            chunks: The threads that decode chunks ahead.
         """
         begin = self.first_batch * self._share // self._block * self._block
         reader = Reader(

@@ -28,6 +28,7 @@ from recapp.run.recipe import OnPaper
 from recapp.settings.other_systems import plan_format
 from recapp.settings.records import to_plain
 from recapp.settings.values import shown
+from recapp.settings.whole_file import write_whole
 from recapp.sharding.plan_file import plan_to_yaml
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import SHARDING_TYPES
@@ -93,7 +94,7 @@ def export(recipe: OnPaper, job: Job) -> None:
     path = Path(recipe.path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        write_whole(path, text)
     except OSError as error:
         raise ConfigError(f"path={path}: cannot be written ({error.strerror})") from error
     console.note(f"written {console.short_path(path)}")

@@ -181,6 +181,21 @@ def test_a_secret_on_the_command_line_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_secret_in_a_file_of_ones_own_is_refused_before_anything_is_written(
+    tmp_path, monkeypatch, capsys
+):
+    file = tmp_path / "mine/dataset/shop.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("defaults: [custom]\npath:\n- s3://key:hidden@bucket/logs\n")
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    assert run("train", None, argv=["--config-dir", "../mine", "dataset=shop"]) == 1
+    shown = capsys.readouterr()
+    assert "hidden" not in shown.err + shown.out and "dataset/shop.yaml" in shown.err
+    assert list(work.iterdir()) == []
+
+
 def test_a_uri_is_not_made_a_path():
     plain = {
         "dataset": {"path": ["s3://bucket/logs", "logs"], "val_path": "gs://b/x", "test_path": None}

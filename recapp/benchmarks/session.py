@@ -28,6 +28,7 @@ from recapp.processes.process_memory import keep_freed_memory
 from recapp.processes.rank_environment import device_of, rank_info
 from recapp.run.recipe import recipe_of
 from recapp.settings.records import record
+from recapp.settings.whole_file import write_whole
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import COLUMN_WIDTH
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -118,7 +119,7 @@ class Session:
         """Write all rows into a file of the run's directory, on rank 0."""
         if self.comm.rank == 0:
             text = json.dumps({"rows": self.rows}, indent=1)
-            (self.directory / name).write_text(text + "\n")
+            write_whole(self.directory / name, text + "\n")
 
     def measure(
         self, title: str, contenders: Mapping[str, Contender], most: int = MOST_STEPS

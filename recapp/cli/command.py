@@ -64,6 +64,7 @@ from recapp.run.recipe import COMMANDS, Train, read_settings
 from recapp.settings import option_files
 from recapp.settings.option_files import FLAGS, Folders, is_group, named_folders
 from recapp.settings.records import override_names
+from recapp.settings.whole_file import write_whole
 
 HELP = ("--help", "-h")
 VERSION = "--version"
@@ -111,8 +112,8 @@ def run(
             return 0
         compose.check_groups(name, arguments)
         flags, overrides, sweeps = flags_and_overrides(arguments)
-        compose.refuse_secrets(overrides)
         folders = named_folders(flags)
+        compose.refuse_secrets(overrides, folders)
         first = (
             *directory_overrides(writes, overrides),
             *compose.stored_choices(overrides, folders),
@@ -312,7 +313,7 @@ class _Jobs:
         if not (self.writes and begun):
             return  # before it begins, the directory still belongs to the earlier run
         with suppress(OSError):  # the error was printed, and may itself be a full disk
-            run_record.write_whole(
+            write_whole(
                 job.directory / run_record.ERROR_FILE, json.dumps({"error": text, **more}) + "\n"
             )
 

@@ -208,12 +208,21 @@ def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def refuse_secrets(overrides: Sequence[str]) -> None:
-    """Refuse passwords and keys in the URIs of a command line, before Hydra writes it to a file.
+def refuse_secrets(overrides: Sequence[str], folders: Folders = ()) -> None:
+    """Refuse passwords and keys in the URIs of a command line and of a user's files of settings,
+    before Hydra writes them to a file.
+
+    Args:
+        overrides: The command line.
+        folders: Directories with options of the user; those of groups with paths are read.
 
     Raises:
-        DataError: A setting of `PATHS` names one.
+        DataError: A setting of `PATHS`, or a file, names one.
     """
+    groups = [folder / group for folder in folders for group in ("dataset", "experiment", "tables")]
+    for file in (file for group in groups for file in group.rglob("*.yaml") if file.is_file()):
+        for uri in uris.IN_TEXT.findall(file.read_text(errors="replace")):
+            uris.refuse_secrets(uri, str(file))
     settings = {key if group is None else f"{group}.{key}" for group, key in PATHS}
     for override in overrides:
         name, _, value = override.lstrip("+").partition("=")

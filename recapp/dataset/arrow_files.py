@@ -16,7 +16,6 @@ from typing import Any
 import pyarrow as pa
 from typing_extensions import override
 
-from recapp.dataset.arrow_types import has_views, without_views
 from recapp.dataset.data_file import DataFile, Facts, Format, UnreadableFileError
 from recapp.dataset.file_bytes import UNREADABLE, begin_of, ends_of, open_stream, reason
 from recapp.dataset.parquet import CHUNK_ROWS
@@ -62,7 +61,7 @@ class Arrow(Format):
                 for batch in _batches(reader, row_group):
                     batch.validate(full=True)  # Arrow believes offsets that it has not checked
                     for first in range(0, batch.num_rows, CHUNK_ROWS):
-                        yield _plain(batch.slice(first, CHUNK_ROWS))
+                        yield batch.slice(first, CHUNK_ROWS)
         except UNREADABLE as error:
             raise DataError(
                 f"{file.path}: record batch {row_group} cannot be read ({reason(error)}); write "
@@ -105,11 +104,3 @@ def _batches(reader: Any, number: int | None = None) -> Iterator[pa.RecordBatch]
     else:
         for index in range(reader.num_record_batches) if number is None else [number]:
             yield reader.get_batch(index)
-
-
-def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a record batch without columns of Arrow's view types."""
-    for index, field in enumerate(batch.schema):
-        if has_views(field.type):
-            batch = batch.set_column(index, field.name, without_views(batch.column(index)))
-    return batch

@@ -1,8 +1,9 @@
 """Test the uses of an Arrow type: list, text, number, id; check that the types of a file's columns
-fit their uses in a schema.
+fit their uses in a schema; change values of types that few functions of Arrow take.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import islice
 
 import numpy as np
@@ -11,6 +12,10 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from recapp.errors import DataError
+
+_HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
+_UUID_SIGNS = 36
+_UUID_DIGITS = np.array([n for n in range(_UUID_SIGNS) if n not in (8, 13, 18, 23)])
 
 
 def is_list(arrow_type: pa.DataType) -> bool:
@@ -52,21 +57,36 @@ def has_views(arrow_type: pa.DataType) -> bool:
 def without_views(column: pa.Array) -> pa.Array:
     """Convert views of text or lists in a column to ordinary types, because Arrow cannot take rows
     from views.
+    """
+    return with_values(column, _without_view) if has_views(column.type) else column
+
+
+def _without_view(values: pa.Array) -> pa.Array:
+    if not has_views(values.type):
+        return values
+    return values.cast(pa.string() if pt.is_string_view(values.type) else pa.binary())
+
+
+def with_values(column: pa.Array, change: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    """Change the values of a column, also those of its dictionary or in its lists.
 
     Lists are rebuilt from their lengths, not cast: Arrow's cast of list views gives other lists
     (pyarrow 26).
+
+    Args:
+        column: The column.
+        change: Returns as many other values.
     """
-    kind = column.type
-    if not has_views(kind):
-        return column
-    if pt.is_dictionary(kind):
-        return pa.DictionaryArray.from_arrays(column.indices, without_views(column.dictionary))
-    if is_list(kind):
+    if pt.is_dictionary(column.type):
+        values = with_values(column.dictionary, change)
+        return pa.DictionaryArray.from_arrays(column.indices, values)
+    if is_list(column.type):
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
         bounds = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
         mask = column.is_null() if column.null_count else None
-        return pa.LargeListArray.from_arrays(bounds, without_views(column.flatten()), mask=mask)
-    return column.cast(pa.string() if pt.is_string_view(kind) else pa.binary())
+        values = with_values(column.flatten(), change)
+        return pa.LargeListArray.from_arrays(bounds, values, mask=mask)
+    return change(column)
 
 
 def value_type(arrow_type: pa.DataType) -> pa.DataType:
@@ -88,10 +108,51 @@ def is_number(arrow_type: pa.DataType) -> bool:
     )
 
 
+def is_uuid(arrow_type: pa.DataType) -> bool:
+    """Return whether a column holds UUIDs, in Arrow's type for them."""
+    return getattr(arrow_type, "extension_name", "") == "arrow.uuid"
+
+
 def is_id(arrow_type: pa.DataType) -> bool:
-    """Return whether values of this type can be ids: integers, whole floats, text, nulls."""
+    """Return whether values of this type can be ids: integers, whole floats and decimals, text,
+    UUIDs, bytes of one length, nulls.
+    """
     whole = pt.is_integer(arrow_type) or pt.is_floating(arrow_type)
-    return bool(whole or is_text(arrow_type) or pt.is_null(arrow_type))
+    whole = whole or (pt.is_decimal(arrow_type) and arrow_type.scale == 0)
+    bytes = pt.is_fixed_size_binary(arrow_type) or is_uuid(arrow_type)
+    return bool(whole or bytes or is_text(arrow_type) or pt.is_null(arrow_type))
+
+
+def spelled_ids(column: pa.Array) -> pa.Array:
+    """Return ids that no integer of 64 bits holds as text: UUIDs in their canonical form, decimals
+    by their digits if one of them is too large, bytes of one length as they are.
+    """
+    kind = column.type
+    if is_uuid(kind):
+        return texts_of_uuids(column)
+    if pt.is_decimal(kind):
+        with suppress(pa.ArrowInvalid):
+            return column.cast(pa.int64())
+        return column.cast(pa.string())
+    return column.cast(pa.binary()) if pt.is_fixed_size_binary(kind) else column
+
+
+def texts_of_uuids(column: pa.Array) -> pa.Array:
+    """Return UUIDs as text such as 2c9e3d1a-0b5f-4e77-9a51-3f8f0c6b7d20, and other values as they
+    are.
+    """
+    if not is_uuid(column.type):
+        return column
+    column = column.storage
+    bytes_N16 = np.frombuffer(column.buffers()[1] or b"", np.uint8).reshape(-1, 16)
+    bytes_N16 = bytes_N16[column.offset : column.offset + len(column)]
+    text_NC = np.full((len(column), _UUID_SIGNS), ord("-"), np.uint8)
+    for half, digits_N16 in enumerate((bytes_N16 >> 4, bytes_N16 & 15)):
+        text_NC[:, _UUID_DIGITS[half::2]] = _HEX_DIGITS[digits_N16]
+    bounds = np.arange(len(column) + 1, dtype=np.int64) * _UUID_SIGNS
+    buffers = map(pa.py_buffer, (bounds, text_NC))
+    texts = pa.LargeStringArray.from_buffers(len(column), *buffers)
+    return pc.if_else(column.is_valid(), texts, None) if column.null_count else texts
 
 
 # For unreadable types: the test of the type; the advice for ids, then another one for numbers.
@@ -104,10 +165,9 @@ _ADVICE: tuple[tuple[Callable[[pa.DataType], bool], tuple[str, ...]], ...] = (
         ),
     ),
     (pt.is_decimal, ("cast it to int64 or string", "cast it to float64")),
-    (pt.is_struct, ("write each of its fields as a column",)),
-    (pt.is_map, ("write its keys as a list of ids",)),
+    (pt.is_struct, ("name its fields, each as COLUMN.FIELD",)),
+    (pt.is_map, ("name the values of its keys, each as COLUMN.KEY",)),
     (pt.is_boolean, ("cast it to int64: 0 and 1",)),
-    (pt.is_fixed_size_binary, ("cast it to binary, whose bytes are read as text",)),
     (
         is_list,
         (

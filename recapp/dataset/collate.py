@@ -24,7 +24,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from recapp.dataset.arrow_types import has_views, is_list, without_views
+from recapp.dataset.arrow_types import has_views, is_list
 from recapp.dataset.decode import (
     BadValue,
     ColumnPlaces,
@@ -39,6 +39,7 @@ from recapp.dataset.decode import (
     decode_vectors,
     padding_id,
 )
+from recapp.dataset.nested_columns import own_column, part_of, with_parts
 from recapp.dataset.rows import DecodedColumns, FeatureBags, IdArray, Rows, join
 from recapp.dataset.schema import Schema, TextIds
 from recapp.errors import ConfigError, DataError, suggest
@@ -496,7 +497,7 @@ class RawRows:
     def __init__(self, schema: Schema, transform: str) -> None:
         self.schema = schema.unlabelled()
         self.transform = transform
-        self._last: tuple[pa.Schema, dict[str, str], list[str], Collate] | None = None
+        self._last: tuple[pa.Schema, dict[str, tuple[str, str]], list[str], Collate] | None = None
 
     def batch(self, rows: Any) -> Batch:
         """Return rows as a batch on the CPU, without labels.
@@ -513,32 +514,30 @@ class RawRows:
                 an unreadable value; the error names the column, and the row counted from 0.
         """
         table = as_table(rows)
-        columns, views, collate = self._of(table.schema)
-        renamed_table = table.select(list(columns.values())).rename_columns(list(columns))
-        for name in views:
-            kind = without_views(pa.nulls(0, renamed_table[name].type)).type
-            plain = pa.chunked_array(
-                [without_views(chunk) for chunk in renamed_table[name].chunks], kind
-            )
-            renamed_table = renamed_table.set_column(
-                renamed_table.schema.get_field_index(name), name, plain
-            )
+        columns, changed, collate = self._of(table.schema)
+        named = {name: table[above] for name, (above, _) in columns.items()}
+        for name in changed:
+            above, own = columns[name]
+            empty = pa.nulls(0, named[name].type)
+            parts = [part_of(chunk, above, own) for chunk in (empty, *named[name].chunks)]
+            named[name] = pa.chunked_array(parts)
         own_names = dict(zip(columns, columns, strict=True))
-        parts = []
+        decoded = []
         first = 0
-        for part in renamed_table.combine_chunks().to_batches():
-            numbers_N = np.arange(first, first + part.num_rows, dtype=np.int64)
-            parts.append(collate.rows(part, own_names, SOURCE, numbers_N))
-            first += part.num_rows
-        return collate.batch(parts)
+        for batch in pa.table(named).combine_chunks().to_batches():
+            numbers_N = np.arange(first, first + batch.num_rows, dtype=np.int64)
+            decoded.append(collate.rows(batch, own_names, SOURCE, numbers_N))
+            first += batch.num_rows
+        return collate.batch(decoded)
 
     def no_rows(self) -> Batch:
         """Return a batch without rows."""
         return Collate(self.schema, frozenset(), self.transform).batch([])
 
-    def _of(self, arrow_schema: pa.Schema) -> tuple[dict[str, str], list[str], Collate]:
-        """Return three facts about rows with these columns: their own names, the names of columns
-        with view types, and the decoder.
+    def _of(self, arrow_schema: pa.Schema) -> tuple[dict[str, tuple[str, str]], list[str], Collate]:
+        """Return three facts about rows with these columns: where each is, as the name of a column
+        and its own, the same or a part; the columns that are parts or have view types; and the
+        decoder.
 
         The result for the last columns is cached, because callers send rows with the same columns
         again and again. The cache is read and replaced as a whole, because other threads may read
@@ -546,11 +545,17 @@ class RawRows:
         """
         last = self._last
         if last is None or not last[0].equals(arrow_schema):
-            columns = self.schema.resolve(arrow_schema, SOURCE)
-            kinds = {name: arrow_schema.field(own_name).type for name, own_name in columns.items()}
+            types = with_parts(arrow_schema, self.schema.inputs)
+            columns = self.schema.resolve(types, SOURCE, types.names[len(arrow_schema) :])
+            kinds = {name: types.field(own_name).type for name, own_name in columns.items()}
             lists = frozenset(name for name in self.schema.sparse if is_list(kinds[name]))
             bags = self.schema.bags(lists)
-            views = [name for name, kind in kinds.items() if has_views(kind)]
-            last = (arrow_schema, columns, views, Collate(self.schema, bags, self.transform))
+            where = {name: (own_column(arrow_schema, own), own) for name, own in columns.items()}
+            changed = [
+                name
+                for name, (above, own) in where.items()
+                if above != own or has_views(kinds[name])
+            ]
+            last = (arrow_schema, where, changed, Collate(self.schema, bags, self.transform))
             self._last = last
         return last[1:]

@@ -119,7 +119,8 @@ class Format(ABC):
         """Yield the rows of a row group, in order, some thousand rows at a time.
 
         A chunk has the columns `file.read` under the file's own names, with the types of `facts` or
-        dictionary-encoded. The generator may be closed before its end.
+        dictionary-encoded, nested ones at least with the parts that are asked for. The generator
+        may be closed before its end.
 
         Args:
             file: The file.
@@ -159,15 +160,42 @@ class DataFile(NamedTuple):
 
     @property
     def read(self) -> list[str]:
-        """The file's own names of the columns to read from it, each once."""
-        names = dict.fromkeys([*self.columns.values(), *self.kept])
+        """The file's own names of the columns to read from it, each once; of a part of a nested
+        column that of the whole.
+        """
+        from recapp.dataset.nested_columns import own_column  # needs pyarrow, only for files
+
+        types = self.types
         partitions = self.partitions
-        return [name for name in names if name not in partitions]
+        names = [name for name in self.asked if name not in partitions]
+        return list(dict.fromkeys(own_column(types, name) for name in names))
+
+    @property
+    def asked(self) -> dict[str, None]:
+        """The columns that chunks have: those of the file, parts of nested ones, partitions."""
+        return dict.fromkeys([*self.columns.values(), *self.kept])
+
+    @property
+    def changed(self) -> dict[str, str]:
+        """The columns to read that are parts of nested ones, with the name of these; and those of
+        Arrow's view types.
+        """
+        from recapp.dataset.arrow_types import has_views
+        from recapp.dataset.nested_columns import own_column
+
+        types = self.types
+        partitions = self.partitions
+        above = {name: own_column(types, name) for name in self.asked if name not in partitions}
+        return {
+            name: own
+            for name, own in above.items()
+            if name != own or has_views(types.field(own).type)
+        }
 
     @property
     def partitions(self) -> dict[str, str | None]:
         """The columns to read that are partitions, with their value in all rows."""
-        asked = {*self.columns.values(), *self.kept}
+        asked = self.asked
         found = {key: one for key, one in partitions_of(self.path).items() if key in asked}
         return {key: one for key, one in found.items() if key not in self.types.names}
 
@@ -233,12 +261,13 @@ def chunks(file: DataFile, row_group: int, rows: int) -> "Iterator[tuple[int, pa
         raise changed(file.path)
     begin = 0
     values = file.partitions
+    odd = file.changed
     try:
         for chunk in file.format.chunks(file, row_group):
             is_last = begin + chunk.num_rows >= rows
             if far and (begin == 0 or is_last) and _has_changed(file):
                 raise changed(file.path)
-            yield begin, _with_values(chunk, values) if values else chunk
+            yield begin, _completed(chunk, values, odd) if values or odd else chunk
             begin += chunk.num_rows
             if is_last:
                 return
@@ -252,15 +281,19 @@ def chunks(file: DataFile, row_group: int, rows: int) -> "Iterator[tuple[int, pa
     )
 
 
-def _with_values(chunk: "pa.RecordBatch", values: dict[str, str | None]) -> "pa.RecordBatch":
+def _completed(
+    chunk: "pa.RecordBatch", values: dict[str, str | None], changed: dict[str, str]
+) -> "pa.RecordBatch":
+    """Return a chunk with the values of partitions and the parts of its columns, without views."""
     import pyarrow as pa
 
-    columns = [
-        pa.repeat(pa.scalar(value, pa.string()), chunk.num_rows) for value in values.values()
-    ]
-    return pa.RecordBatch.from_arrays(
-        [*chunk.columns, *columns], names=[*chunk.schema.names, *values]
-    )
+    from recapp.dataset.nested_columns import part_of
+
+    columns = dict(zip(chunk.schema.names, chunk.columns, strict=True))
+    for name, value in values.items():
+        columns[name] = pa.repeat(pa.scalar(value, pa.string()), chunk.num_rows)
+    parts = {name: part_of(columns[own], own, name) for name, own in changed.items()}
+    return pa.record_batch(columns | parts)
 
 
 def _has_changed(file: DataFile) -> bool:

@@ -4,9 +4,10 @@
     "DE", "81ce-a2", "007"   any other text    -> XXH64, seed 0, of its bytes as an int64
     "" or null               missing           -> MISSING for an id, 0 for a number
 
-So an id is the same whether a file stores it as text or as any integer type; a uint64 of 2^63 or
-more is read like its text. -2^63 stands for missing ids, so as an id it is an error. Columns that
-the data set declares as hexadecimal (Criteo's) are read differently:
+So an id is the same whether a file stores it as text or as any integer type; a uint64 or a decimal
+of 2^63 or more is read like its text, and so is a UUID. Bytes of one length are read like others.
+-2^63 stands for missing ids, so as an id it is an error. Columns that the data set declares as
+hexadecimal (Criteo's) are read differently:
 
     "05db9164"               up to 16 digits                     -> 98275684
     -1934120 (int32)         a 32-bit hash that lost its sign    -> + 2**32
@@ -33,7 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from recapp.dataset.arrow_types import is_list, is_text, value_type
+from recapp.dataset.arrow_types import is_list, is_text, spelled_ids, value_type
 from recapp.dataset.data_settings import DAY_SECONDS
 from recapp.dataset.schema import Schema, TextIds
 from recapp.errors import ConfigError, DataError
@@ -295,9 +296,9 @@ def decode_ids(column: pa.Array, text: TextIds = TextIds.HASHED) -> Int64Array:
         BadValue: A value is not an id.
     """
     if pt.is_dictionary(column.type):
-        ids: Int64Array
-        (ids,) = _through_dictionary(column, lambda part: (decode_ids(part, text),), MISSING)
-        return ids
+        parts = _through_dictionary(column, lambda part: (decode_ids(part, text),), MISSING)
+        return parts[0].astype(np.int64, copy=False)
+    column = spelled_ids(column)
     kind = column.type
     if pt.is_null(kind):
         return np.full(len(column), MISSING, dtype=np.int64)
@@ -316,7 +317,7 @@ def decode_ids(column: pa.Array, text: TextIds = TextIds.HASHED) -> Int64Array:
         and int(values.max()) >= 2**63
     ):
         return ids_of_text(column.cast(pa.string()), text)
-    ids = values.astype(np.int64)
+    ids: Int64Array = values.astype(np.int64)
     if (pt.is_int64(kind) or pt.is_uint64(kind)) and len(ids) and int(ids.min()) == MISSING:
         refuse(ids == MISSING, lambda index: f"holds {shown(column[index])}, {RESERVED}")
     if missing is not None:

@@ -108,4 +108,6 @@ def _plain_type(kind: Any) -> Any:
     """Return the type of text for what only looks like times."""
     if pa.types.is_list(kind):
         return pa.list_(_plain_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([one.with_type(_plain_type(one.type)) for one in kind])
     return pa.string() if pa.types.is_timestamp(kind) else kind

@@ -9,7 +9,6 @@ old footer has wrong offsets. Numbers of rows are checked here, because the orde
 computed before a value is read; Arrow compares the other claims of a footer with the file.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,9 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from typing_extensions import override
 
-from recapp.dataset.arrow_types import has_views, is_text, without_views
+from recapp.dataset.arrow_types import is_text
 from recapp.dataset.data_file import DataFile, Facts, Format, UnreadableFileError
 from recapp.dataset.file_bytes import UNREADABLE, reason
+from recapp.dataset.nested_columns import leaves_of
 from recapp.dataset.storage import Stamp, open_file
 from recapp.errors import DataError
 from recapp.settings.uris import is_uri
@@ -30,24 +30,21 @@ CHUNK_ROWS = 8192  # measured: fewer are slower (Arrow's cost per column and cal
 KEPT_FOOTERS = 64  # enough: a rank opens at most one file per lane, and reads its files in order
 # The most rows of a row group: writers stay far below, and claimed rows cost time before the read.
 MOST_ROWS = 2**28
-_LISTS = re.compile(r"\.list\.(element|item)$")  # in the path of the values of lists
 _TAIL_BYTES = 8  # the end of a file: the size of its footer, then a magic word
 
 
 class Footer(NamedTuple):
-    """A parsed footer, with the columns that need a conversion.
+    """A parsed footer.
 
     Args:
         metadata: The footer, parsed by Arrow.
         columns: The names and types of the columns.
         texts: The columns to decode as dictionaries.
-        views: The columns of Arrow's view types.
     """
 
     metadata: pq.FileMetaData
     columns: pa.Schema
     texts: frozenset[str]
-    views: frozenset[str]
 
 
 @lru_cache(KEPT_FOOTERS)
@@ -60,8 +57,7 @@ def read_footer(path: str, stamp: Stamp) -> Footer:
         metadata = parquet.metadata
     columns = metadata.schema.to_arrow_schema()
     texts = frozenset(field.name for field in columns if is_text(field.type))
-    views = frozenset(field.name for field in columns if has_views(field.type))
-    return Footer(metadata, columns, texts, views)
+    return Footer(metadata, columns, texts)
 
 
 @dataclass(frozen=True)
@@ -144,8 +140,8 @@ class Parquet(Format):
 
 
 def of_row_group(file: DataFile, name: str, row_group: int) -> Any:
-    """Return what the footer says of a column in a row group, also of a column of lists; None for
-    other nested columns, and for files of other formats.
+    """Return what the footer says of a column in a row group, also of a column of lists or a part
+    of a nested one; None for files of other formats.
 
     Args:
         file: The file.
@@ -161,9 +157,30 @@ def of_row_group(file: DataFile, name: str, row_group: int) -> Any:
 
 @lru_cache(KEPT_FOOTERS)
 def _column_numbers(path: str, stamp: Stamp) -> Mapping[str, int]:
-    schema = read_footer(path, stamp).metadata.schema
-    # a name may have dots of its own, so that only the part for lists is taken from its end
-    return {_LISTS.sub("", schema.column(n).path): n for n in range(len(schema))}
+    leaves = [(leaf != own, leaf, n) for n, (own, leaf) in enumerate(_leaves(path, stamp))]
+    # a column whose own name has dots comes before a part of another one
+    return {leaf: n for _, leaf, n in sorted(leaves, reverse=True)}
+
+
+def _leaves(path: str, stamp: Stamp) -> list[tuple[str, str]]:
+    """Return the column of each leaf, and the name of the leaf."""
+    footer = read_footer(path, stamp)
+    return [(one.name, leaf) for one in footer.columns for leaf in leaves_of(one.name, one.type)]
+
+
+def _paths(file: DataFile) -> list[str]:
+    """Return what is read from a file: columns, and of nested ones only the wanted leaves."""
+    if not file.changed:
+        return file.read
+    schema = read_footer(file.path, file.stamp).metadata.schema
+    leaves = [leaf for _, leaf in _leaves(file.path, file.stamp)]
+    if len(leaves) != len(schema):
+        return file.read
+    return [
+        schema.column(n).path
+        for n, leaf in enumerate(leaves)
+        if any(f"{leaf}.".startswith(f"{x}.") or f"{x}.".startswith(f"{leaf}.") for x in file.asked)
+    ]
 
 
 def _batches(
@@ -173,7 +190,6 @@ def _batches(
     dictionaries.
     """
     footer = read_footer(file.path, file.stamp)
-    views = [name for name in file.read if name in footer.views]
     with (
         open_file(file.path, mapped=True) as source,
         pq.ParquetFile(
@@ -185,12 +201,9 @@ def _batches(
         ) as parquet,
     ):
         for chunk in parquet.iter_batches(
-            CHUNK_ROWS, row_groups=[row_group], columns=file.read, use_threads=False
+            CHUNK_ROWS, row_groups=[row_group], columns=_paths(file), use_threads=False
         ):
             part = chunk.slice(min(skip, chunk.num_rows))
             skip -= chunk.num_rows - part.num_rows
             if part.num_rows:
-                for name in views:
-                    plain = without_views(part.column(name))
-                    part = part.set_column(part.schema.get_field_index(name), name, plain)
                 yield part

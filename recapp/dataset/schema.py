@@ -418,8 +418,8 @@ class Schema:
         Args:
             arrow_schema: The columns of the file.
             file: The file's name, for error messages.
-            partitions: The last ones of the columns, which are names of its directories: they count
-                by name, and not by position.
+            partitions: The last ones of the columns, which are names of its directories or parts of
+                nested columns: they count by name, and not by position.
 
         Returns:
             Canonical name -> the file's own name.

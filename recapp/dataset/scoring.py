@@ -34,6 +34,7 @@ from recapp.dataset.data_file import DataFile, with_partitions
 from recapp.dataset.data_settings import ScoringSettings
 from recapp.dataset.files import file_names
 from recapp.dataset.formats import formats_of
+from recapp.dataset.nested_columns import with_parts
 from recapp.dataset.rows import Rows
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import Source, arrow_chunks, open_files
@@ -106,7 +107,7 @@ class PredictionInput:
                 part = chunk.slice(0, size - row % size)
                 numbers_N = file_row + np.arange(part.num_rows, dtype=np.int64)
                 pieces.append(collate.rows(part, file.columns, file.path, numbers_N))
-                kept = [without_views(part.column(name)) for name in self.kept.names]
+                kept = [part.column(name) for name in self.kept.names]
                 types = self.kept.types
                 arrays = [one.cast(kind) for one, kind in zip(kept, types, strict=True)]
                 chunks.append(pa.RecordBatch.from_arrays(arrays, schema=self.kept))
@@ -205,7 +206,7 @@ def _kept_schema(files: Sequence[DataFile], columns: Sequence[str]) -> pa.Schema
     """
     schema = pa.schema([])
     for file in files if columns else ():
-        types = with_partitions(file.types, file.path)
+        types = with_parts(with_partitions(file.types, file.path), columns)
         for name in columns:
             if (times := types.names.count(name)) > 1:
                 raise DataError(

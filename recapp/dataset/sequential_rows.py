@@ -23,7 +23,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recapp.dataset.arrow_types import id_type, is_list, is_text, value_type
+from recapp.dataset.arrow_types import (
+    id_type,
+    is_list,
+    is_text,
+    spelled_ids,
+    value_type,
+    with_values,
+)
 from recapp.dataset.collate import Collate, RawTable
 from recapp.dataset.data_settings import LOG, Derivation, DerivedColumn
 from recapp.dataset.decode import (
@@ -102,6 +109,8 @@ def example_rows(source: Source, schema: Schema, rows: int) -> RawTable:
             if pa.types.is_temporal(columns[name].type):
                 seconds = decode_times(columns[name], unit)  # whole numbers, which JSON has
                 columns[name] = pa.array(seconds * TICKS[unit], mask=seconds == MISSING)
+        for name in schema.sparse:
+            columns[name] = with_values(columns[name], spelled_ids)
         for name in schema.hex:
             if pa.types.is_int32(columns[name].type):
                 columns[name] = columns[name].view(pa.uint32())

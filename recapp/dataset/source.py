@@ -29,7 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
-from recapp.dataset.arrow_types import is_id, is_list, value_type, without_views
+from recapp.dataset.arrow_types import is_id, is_list, value_type
 from recapp.dataset.data_file import (
     DataFile,
     Facts,
@@ -44,6 +44,7 @@ from recapp.dataset.data_settings import FileRules
 from recapp.dataset.decode import BadValue, Int64Array, decode_ids, refuse
 from recapp.dataset.files import file_names, given_paths
 from recapp.dataset.formats import FORMATS, Formats, formats_of
+from recapp.dataset.nested_columns import leaves_of, with_parts
 from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.storage import Stamp, stamp_of
 from recapp.errors import ConfigError, DataError
@@ -89,8 +90,10 @@ class Source:
 
     @property
     def types(self) -> pa.Schema:
-        """The names and types of the columns of the first file, with its partitions."""
-        return with_partitions(self.files[0].types, self.files[0].path)
+        """The names and types of the columns that are read from the first file."""
+        file = self.files[0]
+        types = with_parts(with_partitions(file.types, file.path), file.asked)
+        return pa.schema([types.field(name) for name in file.asked])
 
     def slice(self, first: int, last: int) -> "Source":
         """Return the rows [first, last) of this source.
@@ -182,14 +185,20 @@ def open_files(names: Sequence[str], schema: Schema, *, setting: str = "dataset.
 
 
 def open_raw(
-    paths: str | Sequence[str], rules: FileRules | None = None, *, setting: str = "dataset.path"
+    paths: str | Sequence[str],
+    rules: FileRules | None = None,
+    *,
+    setting: str = "dataset.path",
+    names: Sequence[str] = (),
 ) -> Source:
     """Open files with all of their columns, under the files' own names; no schema is needed.
+    Nested columns are those of their fields.
 
     Args:
         paths: A path or a list of them, as for `open_source`.
         rules: How the files are read.
         setting: The setting's name, for error messages.
+        names: Further columns, where nested ones have them: values of maps.
 
     Raises:
         DataError: A path does not exist or has no data, a file is not whole, or the files have
@@ -204,13 +213,15 @@ def open_raw(
         fix = "write it again or leave it out"
         format, stamp, (types, rows, odd) = _opened(name, setting, fix, formats)
         types = with_partitions(types, name)
+        if len(own := dict.fromkeys(types.names)) < len(types.names):
+            twice = next(one for one in own if types.names.count(one) > 1)
+            raise DataError(f"{name}: several columns are called {twice}; rename all but one")
         bad += [f"{name}: {row}" for row in odd]
         if bad:
             refuse_bad_rows(bad[-1], len(bad), rules.bad_rows)
-        columns = {column: column for column in types.names}
-        if len(columns) < len(types.names):
-            twice = next(one for one in columns if types.names.count(one) > 1)
-            raise DataError(f"{name}: several columns are called {twice}; rename all but one")
+        leaves = [leaf for field in types for leaf in leaves_of(field.name, field.type)]
+        known = with_parts(types, names).names
+        columns = {one: one for one in (*leaves, *names) if one in known}
         if files and columns != files[0].columns:
             odd = min(columns.keys() ^ files[0].columns.keys())
             here, there = (name, files[0].path)[:: 1 if odd in columns else -1]
@@ -283,7 +294,8 @@ def _open_file(
     if not types.names and not any(rows):
         return DataFile(name, format, stamp, {}, (0,)), frozenset(), ()
     own_names = types.names
-    types = with_partitions(types, name)
+    asked = (*schema.targets, *schema.inputs)
+    types = with_parts(with_partitions(types, name), asked)
     columns = schema.resolve(types, name, types.names[len(own_names) :])
     lists = (feature for feature in schema.sparse if is_list(types.field(columns[feature]).type))
     starts = tuple(accumulate(rows, initial=0))
@@ -370,7 +382,6 @@ class VectorRows:
                         ) from None
 
     def _vectors(self, column: pa.Array) -> Vectors:
-        column = without_views(column)
         if pt.is_fixed_size_list(column.type):
             column = column.cast(pa.list_(column.type.value_type))
         lengths_N = np.diff(column.offsets.to_numpy())

@@ -60,7 +60,7 @@ from recapp.dataset.data_file import chunks
 from recapp.dataset.rows import Rows
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import Source
-from recapp.errors import ConfigError
+from recapp.errors import ConfigError, DataError
 from recapp.settings.uris import is_uri
 from recapp.sparse.keyed_jagged_tensor import Batch
 

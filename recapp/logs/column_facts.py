@@ -19,7 +19,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from recapp.dataset.arrow_types import is_list, is_number, is_text, value_type, without_views
+from recapp.dataset.arrow_types import (
+    is_id,
+    is_list,
+    is_number,
+    is_text,
+    texts_of_uuids,
+    value_type,
+    without_views,
+)
 from recapp.dataset.decode import as_text, decode_ids, shown
 from recapp.logs.sampled_counts import Counted, SampledCounts, in_sample
 
@@ -216,7 +224,7 @@ def _parts_of(counters: dict[str, SampledCounts], part: int) -> list[SampledCoun
 
 def _distinct(column: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
     """Return the distinct values of a column, with null if there are any, and their counts."""
-    counted = pc.value_counts(without_views(column))
+    counted = pc.value_counts(texts_of_uuids(without_views(column)))
     values = counted.field("values")
     values = values.cast(value_type(values.type))
     if pt.is_decimal(values.type):
@@ -229,7 +237,7 @@ def _keys(values: pa.Array) -> npt.NDArray[np.int64]:
     if pt.is_floating(values.type):
         numbers: npt.NDArray[np.int64] = (_plain(values) + 0.0).view(np.int64)
         return numbers
-    if is_text(values.type) or pt.is_integer(values.type):
+    if is_id(values.type):
         return decode_ids(values)
     if pt.is_boolean(values.type):
         return decode_ids(values.cast(pa.int64()))

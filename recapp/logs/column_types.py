@@ -18,7 +18,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recapp.dataset.arrow_types import is_text, value_type, without_views
+from recapp.dataset.arrow_types import (
+    id_type,
+    is_text,
+    is_uuid,
+    texts_of_uuids,
+    value_type,
+    with_values,
+    without_views,
+)
 from recapp.dataset.decode import BadValue, as_text, ids_of_hex, shown
 
 # int64 | float64 | text; hex: at most 16 hexadecimal digits, which become int64
@@ -67,9 +75,13 @@ class KindOfText:
 
 
 def plain(column: pa.Array) -> pa.Array:
-    """Return a column without dictionaries and views, and text without its empty values."""
+    """Return a column without dictionaries, views and UUIDs, which become text, and text without
+    its empty values.
+    """
     column = without_views(column)
     column = column.cast(value_type(column.type))
+    if is_uuid(id_type(column.type)):
+        column = with_values(column, texts_of_uuids)
     if not is_text(column.type):
         return column
     texts = as_text(column)

@@ -43,9 +43,9 @@ from recapp.logs.histories import (
 from recapp.logs.log_parts import Part, Workers, parts_of
 from recapp.logs.splits import SPLITS
 from recapp.processes.rank_environment import LOCK_FILE, locked
-from recapp.reporting.run_record import write_whole
 from recapp.run.recipe import Convert
 from recapp.settings.records import to_plain
+from recapp.settings.whole_file import write_whole
 
 GROUP_ROWS = 1 << 16  # of a row group of the results
 MANIFEST = "recapp_dataset.json"
@@ -67,7 +67,9 @@ def convert(settings: Convert) -> None:
     """
     if not settings.path or not settings.out:
         raise ConfigError("path and out must be given: python -m recapp.data convert PATH out=DIR")
-    source = open_raw(settings.path, settings.rules, setting="path")
+    named = [one for one in (settings.time, settings.user, settings.item) if one]
+    names = [*(settings.columns or ()), *named]
+    source = open_raw(settings.path, settings.rules, setting="path", names=names)
     check(settings, source)
     out = Path(settings.out).expanduser()
     if out.exists() and not settings.overwrite:

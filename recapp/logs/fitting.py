@@ -16,8 +16,8 @@ from recapp.logs.column_types import OWN, KindOfText, typed
 from recapp.logs.log_parts import Part, Workers, naming
 from recapp.logs.splits import Split, cuts_of_order, cuts_of_times, times_of
 from recapp.logs.vocabularies import Occurrences, encoded, vocabulary
-from recapp.reporting.run_record import write_whole
 from recapp.run.recipe import Convert
+from recapp.settings.whole_file import write_whole
 
 FITTED = "state/fitted.json"
 VOCABULARIES = "vocabularies"

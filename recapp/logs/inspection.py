@@ -24,9 +24,9 @@ from recapp.errors import ConfigError
 from recapp.logs.column_facts import PARTS, ColumnCounter, ColumnFacts
 from recapp.logs.inspection_page import write_inspection
 from recapp.logs.suggestion import Suggestion, as_yaml, suggest_settings
-from recapp.reporting.run_record import write_whole
 from recapp.run.recipe import Inspect
 from recapp.settings.uris import is_uri
+from recapp.settings.whole_file import write_whole
 
 LETTERS = 24  # of a value in the table
 

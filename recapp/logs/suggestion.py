@@ -166,7 +166,10 @@ def _use(facts: ColumnFacts, label: str | None) -> tuple[str, str]:
     if facts.name == label:
         return "label", "0 and 1" if facts.is_binary else "a number to predict"
     if facts.distinct is None:
-        return "left out", f"is nested ({facts.type}): write its fields as columns"
+        return (
+            "left out",
+            f"is nested ({facts.type}): name values of a map by key, {facts.name}.KEY",
+        )
     if facts.distinct < 2 and facts.lengths is None:
         return "left out", "has one value" if facts.distinct else "has no value"
     if pt.is_temporal(facts.type):

@@ -44,6 +44,7 @@ from recapp.errors import ConfigError, suggest
 from recapp.settings.option_files import conf_dir, read_yaml
 from recapp.settings.records import absent, fields_of, record, to_plain
 from recapp.settings.values import Positive, Within, typed
+from recapp.settings.whole_file import write_whole
 
 FILE_BYTES = 2**20
 
@@ -309,7 +310,7 @@ def write_hardware(hardware: Hardware, path: str | Path) -> None:
         allow_unicode=True,
     )
     try:
-        Path(path).write_text(head + body)
+        write_whole(path, head + body)
     except OSError as error:
         raise ConfigError(
             f"path={path}: cannot be written ({error.strerror}): choose another path=FILE"

@@ -81,6 +81,7 @@ from recapp.processes.stopping import (
     raising_if_stopped,
     take_signals,
 )
+from recapp.settings.whole_file import write_whole
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # torchrun and launch.py set it for each rank
 THREAD_VARIABLES = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")  # the first one that is set counts
@@ -264,13 +265,8 @@ def write_error_file(error: BaseException, cause: BaseException | None = None) -
             (c for c in type(error).__mro__ if c.__module__ == "recapp.errors"), type(error)
         )
         text = json.dumps({"message": {"message": f"{kind.__name__}: {error}", "extraInfo": calls}})
-        unfinished = Path(f"{path}.tmp")
-        try:
-            unfinished.write_text(text)
-            unfinished.replace(path)
-        except OSError:
-            with suppress(OSError):
-                unfinished.unlink()
+        with suppress(OSError):
+            write_whole(path, text)
 
 
 def wait_for_rank_0_error() -> None:

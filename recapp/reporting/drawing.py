@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recapp.reporting.phases import PHASES
+from recapp.settings.whole_file import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -123,7 +124,7 @@ class Picture:
     def write(self, folder: Path) -> Path:
         """Write the picture into a folder as SVG, and return the file."""
         path = folder / f"{self.name}.svg"
-        path.write_text(self.svg)
+        write_whole(path, self.svg)
         return path
 
 

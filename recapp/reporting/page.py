@@ -17,7 +17,7 @@ from typing import Any
 
 from recapp.console import Column
 from recapp.reporting.drawing import Picture
-from recapp.reporting.run_record import write_whole
+from recapp.settings.whole_file import write_whole
 
 _CSS = """
 :root { color-scheme: light }

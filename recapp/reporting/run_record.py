@@ -35,6 +35,7 @@ from recapp.errors import ConfigError
 from recapp.reporting.phases import PHASES
 from recapp.settings import option_files
 from recapp.settings.records import not_a_setting, record, to_plain
+from recapp.settings.whole_file import write_whole
 from recapp.tasks.measures import Measures, measures_from
 from recapp.tasks.task import CLICK
 
@@ -331,25 +332,6 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return []
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file. After a crash the file is either the old one or the whole new one.
-
-    Args:
-        path: The file.
-        text: The content; line ends are written unchanged.
-
-    Raises:
-        OSError: The disk is full, or there is no permission; nothing is left of the new file.
-    """
-    unfinished = path.with_name(f"{path.name}.tmp")
-    try:
-        unfinished.write_text(text, newline="")
-        os.replace(unfinished, path)
-    except OSError:
-        unfinished.unlink(missing_ok=True)
-        raise
-
-
 def pending_settings(directory: Path) -> Path:
     """Return the path of the settings' file until the run claims its directory."""
     return directory / f"{SETTINGS_FILE}.tmp"
@@ -400,7 +382,7 @@ def update_settings(settings: Mapping[str, Any], directory: Path) -> None:
     The current settings include facts from the data, such as the number of rows of each table.
     """
     text = yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True)
-    pending_settings(directory).write_text(text)
+    write_whole(pending_settings(directory), text)
 
 
 def publish_settings(directory: Path) -> None:

@@ -39,8 +39,8 @@ from recapp.reporting.run_record import (
     read_measures,
     read_record,
     read_yaml,
-    write_whole,
 )
+from recapp.settings.whole_file import write_whole
 from recapp.tasks.measures import Measures
 
 COSTS = ("ranks", "step_ms", "step_ms_q1", "step_ms_q3", "samples_per_second", "train_seconds")

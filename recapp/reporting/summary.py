@@ -32,10 +32,10 @@ from recapp.reporting.run_record import (
     read_document,
     write_measures,
     write_metrics,
-    write_whole,
 )
 from recapp.settings.records import record
 from recapp.settings.uris import URI
+from recapp.settings.whole_file import write_whole
 from recapp.tables.config import EmbeddingConfig
 from recapp.tasks.measures import GAUC, Measures
 from recapp.tasks.task import Output, Task

@@ -7,9 +7,10 @@ missing value there, like null; a feature that no row has is an error. Fields th
 are ignored, like extra columns of Arrow, but a row that has such a field must have all features:
 otherwise a misspelt feature would be scored as a missing value.
 
-A value is a scalar or a list of scalars; all rows write a feature in one way. Deeper nesting is
-refused before Arrow reads it: Arrow takes minutes for a type of a thousand levels, and a body of a
-few kilobytes can contain one.
+A value is a scalar or a list of scalars; all rows write a feature in one way. A feature with dots
+in its name, as `user.id`, may stand inside of objects or lists of these, `{"user": {"id": 7}}`;
+there it may be absent. Other nesting is refused before Arrow reads it: Arrow takes minutes for a
+type of a thousand levels, and a body of a few kilobytes can contain one.
 """
 
 import json
@@ -54,6 +55,7 @@ def read_rows(
         raise bad('rows: must be a list of objects, {"rows": [{"FEATURE": VALUE}]}')
     check_rows(len(rows), limits)
     features = served.scorer.schema.inputs
+    rows = [_flat(row, features) for row in rows]
     _check_names(rows, features)
     table = pa.table({name: _column(name, rows, served) for name in features})
     check_ids(table, served.scorer.schema, limits)
@@ -65,6 +67,36 @@ def read_rows(
         return json_answer({**served.named, "scores": one_or_all(scores)})
 
     return Question(table, write)
+
+
+def _flat(row: dict[str, Any], features: Sequence[str]) -> dict[str, Any]:
+    """Return a row in which features that stand inside of objects have their whole names.
+
+    Raises:
+        Refused: Something else stands where a feature has an object.
+    """
+    inside = [name for name in features if "." in name and name not in row]
+    above = {key for key in row if any(name.startswith(f"{key}.") for name in inside)}
+    found = {name: _inside(row, name, name) for name in inside if _key_above(row, name)}
+    return {key: value for key, value in row.items() if key not in above} | found
+
+
+def _key_above(row: Mapping[str, Any], name: str) -> str | None:
+    return next((key for key in row if name.startswith(f"{key}.")), None)
+
+
+def _inside(value: Any, name: str, feature: str) -> Any:
+    """Return what stands under a name inside of objects; None without it."""
+    if value is None:
+        return None
+    if isinstance(value, list) and not any(isinstance(one, list) for one in value):
+        return [_inside(one, name, feature) for one in value]
+    if not isinstance(value, dict):
+        raise bad(f"feature {feature}: {value!r:.40} stands where an object is expected")
+    key = _key_above(value, name)
+    if name in value or key is None:
+        return value.get(name)
+    return _inside(value[key], name[len(key) + 1 :], feature)
 
 
 def _check_names(rows: Sequence[Mapping[str, Any]], features: tuple[str, ...]) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from recapp.settings.option_files import read_json
+from recapp.settings.whole_file import write_whole
 
 KEPT = 800  # entries of a kind: each job of a sweep may have its own
 # by platform: the variable that names the directory of a user's caches, and the default below the
@@ -57,15 +58,11 @@ def write_cached_file(path: Path | None, entry: Any) -> Path | None:
     """
     if path is None:
         return None
-    unfinished = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(json.dumps(entry) + "\n")
-        unfinished.replace(path)
+        write_whole(path, json.dumps(entry) + "\n")
         _forget_old(path.parent)
     except OSError:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
         return None
     return path
 

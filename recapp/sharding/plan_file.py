@@ -50,6 +50,7 @@ import yaml  # type: ignore[import-untyped]
 from recapp.errors import ConfigError, PlanError, suggest
 from recapp.settings.option_files import read_text
 from recapp.settings.other_systems import format_of
+from recapp.settings.whole_file import write_whole
 from recapp.sharding.sharding_plan import Mode, PlannedFor, Shard, ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import CUSTOM, SHARDING_TYPES
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, TableLookup, table_config
@@ -458,7 +459,7 @@ def write_plan(plan: ShardingPlan, path: str | Path) -> None:
         PlanError: The file cannot be written.
     """
     try:
-        Path(path).write_text(plan_to_yaml(plan), encoding="utf-8")
+        write_whole(path, plan_to_yaml(plan))
     except OSError as e:
         raise PlanError(f"{path}: cannot be written ({e.strerror}): choose another path") from None
 

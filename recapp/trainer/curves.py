@@ -35,8 +35,8 @@ from typing_extensions import override
 
 from recapp.console import note
 from recapp.optim.schedule import Plateau
-from recapp.reporting.run_record import write_whole
 from recapp.settings.records import leaves
+from recapp.settings.whole_file import write_whole
 from recapp.trainer.lightnings_parts import BatchCallback
 from recapp.trainer.module import TaskModule, measures_of
 

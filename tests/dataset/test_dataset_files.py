@@ -63,7 +63,7 @@ def test_a_partition_is_a_column_where_it_is_named(partitions):
     assert hours.tolist() == [2, 2, 10, 10] * 2
     texts = pa.array(["2026-1-2"] * 4 + ["2026-1-10"] * 4)
     assert days.tolist() == decode_ids(texts).tolist()
-    assert source.types.names[-2:] == ["dt", "hour"]
+    assert source.types.names == ["label", "hour", "dt", "one"]
     with pytest.raises(DataError, match="no column for day"):
         open_source(str(partitions), Schema("label", (), ("day", "one")))
 

@@ -110,12 +110,19 @@ def test_a_missing_label_is_an_error_only_where_labels_are_wanted():
         ("I2", pa.date32(), "; write the seconds, hours or days since a date as a number$"),
         ("C3", pa.decimal128(9, 2), "; cast it to int64 or string$"),
         ("I2", pa.decimal128(9, 2), "; cast it to float64$"),
-        ("I2", pa.struct([("a", pa.int64())]), "; write each of its fields as a column$"),
-        ("C3", pa.list_(pa.struct([("a", pa.int64())])), "; write each of its fields as a column$"),
-        ("C3", pa.map_(pa.string(), pa.int64()), "; write its keys as a list of ids$"),
+        ("I2", pa.struct([("a", pa.int64())]), "; name its fields, each as COLUMN.FIELD$"),
+        (
+            "C3",
+            pa.list_(pa.struct([("a", pa.int64())])),
+            "; name its fields, each as COLUMN.FIELD$",
+        ),
+        (
+            "C3",
+            pa.map_(pa.string(), pa.int64()),
+            "; name the values of its keys, each as COLUMN.KEY$",
+        ),
         ("C3", pa.list_(pa.list_(pa.int64())), "; write one list of ids a row$"),
         ("C3", pa.bool_(), "; cast it to int64: 0 and 1$"),
-        ("C3", pa.binary(4), "; cast it to binary, whose bytes are read as text$"),
         ("label", pa.timestamp("s"), "; write a column of 0 and 1$"),
         (
             "I2",

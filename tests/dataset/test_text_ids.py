@@ -2,15 +2,23 @@
 hash, and text is hexadecimal only where a setting says so.
 """
 
+import json
+from decimal import Decimal
+from uuid import UUID
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recapp.dataset import decode
 from recapp.dataset.decode import BadValue, decode_ids
-from recapp.dataset.schema import TextIds
+from recapp.dataset.schema import Schema, TextIds
+from recapp.dataset.sequential_rows import decoded_chunks, example_rows, plain_rows
+from recapp.dataset.source import open_source
 from recapp.errors import DataError
 from recapp.kernels.numba_text import ids_of_texts, xxh64
 from recapp.sparse.missing_ids import MISSING
@@ -226,3 +234,69 @@ def test_a_dictionary_that_uses_all_indices_of_its_type_may_have_nulls(kind, mos
 def test_text_of_no_rows_may_come_without_bounds():
     column = pa.Array.from_buffers(pa.string(), 0, [None, pa.py_buffer(b""), pa.py_buffer(b"")])
     assert decode_ids(column).tolist() == []
+
+
+UUIDS = st.lists(st.one_of(st.none(), st.uuids()), max_size=20)
+WHOLE = st.integers(-(10**38) + 1, 10**38 - 1).filter(lambda number: number != -(2**63))
+
+
+def uuid_column(uuids):
+    stored = pa.array([one and one.bytes for one in uuids], pa.binary(16))
+    return pa.ExtensionArray.from_storage(pa.uuid(), stored)
+
+
+@given(UUIDS, st.data())
+def test_a_uuid_has_the_id_of_its_canonical_text(uuids, data):
+    first = data.draw(st.integers(0, len(uuids)))
+    expected = [MISSING if one is None else id_of(str(one)) for one in uuids[first:]]
+    column = uuid_column(uuids)
+    assert decode_ids(column[first:]).tolist() == expected
+    codes = pa.array(range(first, len(uuids)), pa.int32())
+    assert decode_ids(pa.DictionaryArray.from_arrays(codes, column)).tolist() == expected
+
+
+@given(st.lists(st.one_of(st.none(), WHOLE), max_size=20), st.data())
+def test_a_decimal_without_fraction_has_the_id_of_its_text(numbers, data):
+    first = data.draw(st.integers(0, len(numbers)))
+    expected = [MISSING if one is None else id_of(str(one)) for one in numbers[first:]]
+    for kind in (pa.decimal128(38, 0), pa.decimal256(50, 0)):
+        column = pa.array([None if one is None else Decimal(one) for one in numbers], kind)
+        assert decode_ids(column[first:]).tolist() == expected
+
+
+@given(st.lists(st.one_of(st.none(), st.binary(min_size=16, max_size=16)), max_size=20))
+def test_bytes_of_one_length_have_the_ids_of_other_bytes(words):
+    expected = [MISSING if one is None else id_of(one) for one in words]
+    assert decode_ids(pa.array(words, pa.binary(16))).tolist() == expected
+
+
+def test_ids_of_128_bits_are_the_same_in_every_format(tmp_path):
+    """Of Parquet, Arrow and text; also in lists."""
+    uuids = [UUID(int=3**80), None, UUID(int=7)]
+    numbers = [5, -(3**70), 2**64]
+    column = uuid_column(uuids)
+    decimals = pa.array([Decimal(one) for one in numbers], pa.decimal128(38, 0))
+    lists = pa.ListArray.from_arrays(pa.array([0, 2, 2, 3], pa.int32()), column)
+    table = pa.table({"label": [0, 1, 1], "user": column, "item": decimals, "seen": lists})
+    pq.write_table(table, tmp_path / "a.parquet")
+    pq.write_table(table, tmp_path / "plain.parquet", store_schema=False)
+    pa.feather.write_feather(table, tmp_path / "a.feather")
+    texts = [[None if one is None else str(one) for one in column] for column in (uuids, numbers)]
+    seen = [[texts[0][0]], [], [texts[0][2]]]
+    rows = zip([0, 1, 1], *texts, seen, strict=True)
+    objects = [dict(zip(("label", "user", "item", "seen"), row, strict=True)) for row in rows]
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in objects))
+    schema = Schema("label", (), ("user", "item", "seen"))
+    expected = [id_of(text or "") for text in (*texts[0], *texts[1], texts[0][0], texts[0][2])]
+    for name in ("a.parquet", "plain.parquet", "a.feather", "a.jsonl"):
+        source = open_source(str(tmp_path / name), schema)
+        (rows,) = decoded_chunks(source, schema)
+        assert [*rows.ids_SN.reshape(-1), *rows.bags[0].values_L] == expected
+        example = plain_rows(example_rows(source, schema, 3))
+        assert [row["user"] for row in example] == texts[0]
+
+
+def test_a_uuid_is_no_row_of_a_table():
+    column = uuid_column([None, UUID(int=7)])
+    with pytest.raises(BadValue, match=r"holds '00000000-.*', which is no integer"):
+        decode_ids(column, TextIds.INTEGERS)

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections import Counter
 from random import Random
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -88,6 +89,21 @@ def test_types_are_those_of_all_values_and_rows_keep_their_order(logs, tmp_path)
         written = (tmp_path / "out" / file["split"] / file["name"]).read_bytes()
         assert (len(written), hashlib.md5(written).hexdigest()) == (file["bytes"], file["md5"])
     assert not (tmp_path / "out/state").exists() and not (tmp_path / "out.parts").exists()
+
+
+def test_uuids_become_text(tmp_path):
+    uuids = [UUID(int=n % 3 << 100) for n in range(50)]
+    stored = pa.array([one.bytes for one in uuids], pa.binary(16))
+    user = pa.ExtensionArray.from_storage(pa.uuid(), stored)
+    seen = pa.ListArray.from_arrays(pa.array(range(51), pa.int32()), user)
+    pq.write_table(pa.table({"user": user, "id": user, "seen": seen}), tmp_path / "a.parquet")
+    convert(tmp_path / "a.parquet", tmp_path / "out", val_share=0, vocabularies={"user": 1})
+    texts = [str(one) for one in uuids]
+    assert rows_of(tmp_path / "out/train") == {
+        "user": [1 + n % 3 for n in range(50)],
+        "id": texts,
+        "seen": [[one] for one in texts],
+    }
 
 
 @pytest.mark.parametrize("last, kind", [("1.5", "double"), ("0042", "string"), ("x", "string")])
@@ -359,3 +375,33 @@ def test_results_that_are_there_stay_unless_they_may_be_replaced(logs, tmp_path)
         convert(logs, tmp_path / "out", columns=("click",))
     convert(logs, tmp_path / "out", columns=("click",), overwrite=True)
     assert [*rows_of(tmp_path / "out/train")] == ["click"]
+
+
+def test_columns_inside_of_others_have_names_of_their_own(tmp_path):
+    rows = 40
+    table = pa.table(
+        {
+            "user": [{"id": f"u{n % 3}", "age": n} for n in range(rows)],
+            "items": [[{"id": n % 5}, {"id": 7}] for n in range(rows)],
+            "context": pa.array(
+                [[("device", "ios")] if n % 2 else [] for n in range(rows)],
+                pa.map_(pa.string(), pa.string()),
+            ),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    convert(
+        tmp_path / "a.parquet",
+        tmp_path / "out",
+        val_share=0,
+        columns=("user.id", "items.id", "context.device"),
+        vocabularies={"user.id": 1},
+    )
+    assert rows_of(tmp_path / "out/train") == {
+        "user.id": [1 + n % 3 for n in range(rows)],
+        "items.id": [[n % 5, 7] for n in range(rows)],
+        "context.device": ["ios" if n % 2 else None for n in range(rows)],
+    }
+    manifest = convert(tmp_path / "a.parquet", tmp_path / "all", val_share=0)
+    assert manifest["splits"][0]["rows"] == rows
+    assert [*rows_of(tmp_path / "all/train")] == ["user.id", "user.age", "items.id", "context"]

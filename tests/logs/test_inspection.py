@@ -114,8 +114,11 @@ def test_types_of_parquet_tell_lists_vectors_and_times(tmp_path):
             "vector": pa.array([[0.5 + n, 1.25] for n in range(rows)]),
             "when": pa.array([n * 10**9 for n in range(rows)], pa.timestamp("ns")),
             "word": pa.array([str(n % 3) for n in range(rows)]).dictionary_encode(),
-            "nested": pa.array([{"a": 1}] * rows),
+            "nested": pa.array([{"a": 1, "b": {"n": n % 5}} for n in range(rows)]),
             "nothing": pa.nulls(rows, pa.int64()),
+            "session": pa.ExtensionArray.from_storage(
+                pa.uuid(), pa.array([bytes([n % 9] * 16) for n in range(rows)], pa.binary(16))
+            ),
         }
     )
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=50)
@@ -126,8 +129,10 @@ def test_types_of_parquet_tell_lists_vectors_and_times(tmp_path):
         "vector": "vector",
         "when": "time",
         "word": "id",
-        "nested": "left out",
+        "nested.a": "left out",
+        "nested.b.n": "id",
         "nothing": "left out",
+        "session": "id",
     }
     assert suggestion.settings["vectors"] == {"vector": 2}
 

@@ -513,7 +513,7 @@ def test_a_rank_without_memory_and_one_that_the_library_aborts_say_so(start):
 def test_an_error_file_is_whole_or_not_there(tmp_path, monkeypatch):
     monkeypatch.setenv(rank_process.ERROR_FILE, str(tmp_path / "error.json"))
 
-    def full(path, text):
+    def full(path, text, **_):
         path.write_bytes(text[:10].encode())
         raise OSError(28, "No space left on device")
 

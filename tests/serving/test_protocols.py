@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -9,6 +10,9 @@ import pytest
 import torch
 from serving.small_models import ROWS, SCHEMA, asked, running, scorer, table
 
+from recapp.dataset.schema import Schema
+from recapp.serving.json_rows import read_rows
+from recapp.serving.limits import Limits, Refused
 from recapp.serving.open_inference import binary_of
 
 DIRECT = scorer().predict(table())
@@ -243,3 +247,33 @@ def test_an_example_that_was_kept_is_what_the_page_offers():
 
 def test_features_are_those_of_the_schema():
     assert SCHEMA.dense + SCHEMA.sparse == tuple(ROWS[0])
+
+
+def test_features_may_stand_inside_of_objects():
+    schema = Schema(None, ("item.price",), ("user.id", "seen.id", "context.os.version"))
+    served = SimpleNamespace(scorer=SimpleNamespace(schema=schema))
+
+    def read(*rows):
+        body = json.dumps({"rows": rows}).encode()
+        return read_rows(memoryview(body), {}, served, Limits()).table
+
+    nested = {
+        "item": {"price": 2.5},
+        "user": {"id": 7, "age": 31},
+        "seen": [{"id": 4}, None, {"id": 9}],
+        "context": {"os.version": "7", "device": "web"},
+    }
+    flat = {
+        "item.price": 2.5,
+        "user.id": 7,
+        "seen.id": [4, None, 9],
+        "context.os.version": "7",
+    }
+    nothing = {"item": None, "user": {}, "seen": None, "context": {"device": "web"}}
+    assert read(nested, nothing).equals(read(flat, dict.fromkeys(flat)))
+    with pytest.raises(Refused, match=r"feature user\.id: 3 stands where an object is expected"):
+        read(nested, nothing | {"user": 3})
+    with pytest.raises(Refused, match=r"feature user\.id: missing in every row"):
+        read({name: value for name, value in nested.items() if name != "user"})
+    with pytest.raises(Refused, match=r"feature seen\.id"):
+        read(nested | {"seen": [[{"id": 4}]]})

@@ -264,7 +264,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(data, cache, monkeypatch, ca
 
 
 def refuse(kind):
-    def raises(*_):
+    def raises(*_, **__):
         raise kind
 
     return raises

@@ -68,6 +68,7 @@ from recapp.errors import ConfigError, suggest
 from recapp.processes.rank_environment import external_rank, new_directory, shared_run_directory
 from recapp.processes.stopping import SIGNALS, die_with_parent
 from recapp.settings.values import Natural, in_quotes, literal
+from recapp.settings.whole_file import write_whole
 from recapp.sharding.plan_file import write_plan
 from recapp.sharding.sharding_plan import PlannedFor
 from recapp.tables.config import EmbeddingBagConfig, TableLookup
@@ -150,10 +151,8 @@ def train(program: Program, fit_arguments: FitCall) -> None:
         file = folder / group / f"{NAME}.yaml"
         file.parent.mkdir(parents=True, exist_ok=True)
         top = "# @package _global_\n" if group == "experiment" else ""
-        unfinished = file.with_suffix(f".{os.getpid()}")
         text = yaml.safe_dump(literal(values), sort_keys=False, allow_unicode=True)
-        unfinished.write_text(top + text)
-        os.replace(unfinished, file)  # the ranks of a launcher all write it at once
+        write_whole(file, top + text)  # the ranks of a launcher all write it at once
     command = [sys.executable, "-m", "recapp.train", "--config-dir", str(folder)]
     command += [f"experiment={NAME}", f"hydra.run.dir={in_quotes(directory)}"]
     if program.tables.plan is not None:

@@ -15,7 +15,6 @@ Letters: A arrays of a chunk, Z slots, C columns, F features, T targets, B rows 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,14 +32,8 @@ Array = npt.NDArray[Any]
 TARGETS_ALIGNED = ALIGNMENT // torch.float32.itemsize
 
 FIRST_SLOTS = 16
-# The lengths of a batch without bags, as one number: who reads them sees that they are equal.
-ALL_ONE = torch.ones(1, dtype=torch.int64)
 # An array of each type of a batch's values.
-_LIKE = {
-    torch.float32: np.zeros(0, np.float32),
-    torch.int32: np.zeros(0, np.int32),
-    torch.int64: np.zeros(0, np.int64),
-}
+_LIKE = {t: torch.zeros(0, dtype=t).numpy() for t in (torch.float32, torch.int32, torch.int64)}
 
 
 def places(slot: int, at_N: Int64Array) -> Int64Array:
@@ -115,59 +108,48 @@ class ChunkStore:
         of_numbers, of_targets, of_ids, *more = self._table_AZ3
         of_row_numbers = [more.pop(0)] if self._collate.numbered else []
         values, bounds = more[::2], more[1::2]
-        rows = place_VK.size // batches
-        place_MB = [part.ravel() for part in np.split(place_VK, batches, axis=1)] if bounds else []
-        per_MF = [[rows] * (len(self._bags) + len(self._singles))] * batches
-        lengths_M = [ALL_ONE] * batches
-        if bounds:
-            lengths_M, per_MF = zip(*(self._lengths(place_B, bounds) for place_B in place_MB))
-        made = deque(map(partial(self._without_values, rows), lengths_M, per_MF))
-        dense_BI, ids_L, _, _, target_TB, row_number_B = zip(*made)
-        columns = dense_BI[0].shape[1]
-        _gather(of_numbers, place_VK, dense_BI, np.arange(columns), columns)
-        _gather(of_targets, place_VK, target_TB, np.arange(len(target_TB[0])) * target_TB[0].stride(0))
+        place_MB = place_VK.reshape(len(place_VK), batches, -1).swapaxes(0, 1).reshape(batches, -1)
+        made = deque(self._without_values(place_B, bounds) for place_B in place_MB)
+        dense_BI, ids_L, _, per_MF, target_TB, row_number_B = zip(*made, strict=True)
+        columns, apart = dense_BI[0].shape[1], target_TB[0].stride(0)
         begin_MF: Int64Array = np.cumsum([[0, *per_F[:-1]] for per_F in per_MF], axis=1)
+        _gather(of_numbers, place_VK, dense_BI, np.arange(columns), columns)
+        _gather(of_targets, place_VK, target_TB, np.arange(len(target_TB[0])) * apart)
         _gather(of_ids, place_VK, ids_L, np.take(begin_MF, self._singles, axis=1))
         for table_Z3 in of_row_numbers:
             _gather(table_Z3, place_VK, row_number_B, np.arange(1))
-        for batch, place_B in enumerate(place_MB):
-            id_L = ids_L[batch].numpy()
-            for feature, values_Z3, bounds_Z3 in zip(self._bags, values, bounds, strict=True):
-                begin = begin_MF[batch, feature]
-                compiled().gather_bags(values_Z3, bounds_Z3, place_B, id_L[begin:])
+        for feature, values_Z3, bounds_Z3 in zip(self._bags, values, bounds, strict=True):
+            for batch, place_B in enumerate(place_MB):
+                id_L = ids_L[batch].numpy()[begin_MF[batch, feature] :]
+                compiled().gather_bags(values_Z3, bounds_Z3, place_B, id_L)
         self.drop(place_VK.ravel())
         return made
 
-    def _lengths(
-        self, place_B: Int64Array, bounds: Sequence[Int64Array]
-    ) -> tuple[Tensor, list[int]]:
-        """Return the number of ids of each feature and row, [F B], and those of each feature."""
+    def _without_values(self, place_B: Int64Array, bounds: Sequence[Int64Array]) -> BatchColumns:
+        """Return the columns of a batch, of which only the lengths are written."""
         rows = len(place_B)
         per_F = [rows] * (len(self._bags) + len(self._singles))
-        length_FB = np.ones((len(per_F), rows), np.int64)
+        # one number, expanded: who reads lengths sees that they are equal
+        length_FB = np.ones((len(per_F), rows) if bounds else 1, np.int64)
         for feature, bounds_Z3 in zip(self._bags, bounds, strict=True):
             per_F[feature] = compiled().lengths_of_bags(bounds_Z3, place_B, length_FB[feature])
-        return torch.from_numpy(length_FB.reshape(-1)), per_F
-
-    def _without_values(self, rows: int, lengths: Tensor, per_F: list[int]) -> BatchColumns:
-        """Return the columns of a batch, of which only the lengths are written."""
-        targets = len(self._collate.schema.targets)
+        schema = self._collate.schema
         apart = -(-rows // TARGETS_ALIGNED) * TARGETS_ALIGNED if self._for_gpu else rows
-        arrays: list[Array] = [
-            np.empty((rows, len(self._collate.schema.numbers)), np.float32),
-            np.empty(sum(per_F), np.int32 if self.narrows else np.int64),
-            np.empty((targets, apart), np.float32),
-            *([np.empty(rows, np.int64)] if self._collate.numbered else []),
+        parts = [
+            torch.from_numpy(np.empty((rows, len(schema.numbers)), np.float32)),
+            torch.from_numpy(np.empty(sum(per_F), np.int32 if self.narrows else np.int64)),
+            torch.from_numpy(length_FB.reshape(-1)),
+            torch.from_numpy(np.empty((len(schema.targets), apart), np.float32)),
         ]
-        dense_BI, ids_L, target_TB, *row_numbers = map(torch.from_numpy, arrays)
+        if self._collate.numbered:
+            parts.append(torch.from_numpy(np.empty(rows, np.int64)))
         if self._for_gpu:
-            like = [dense_BI, ids_L, lengths, target_TB, *row_numbers]
-            pinned = torch.cuda.is_available()
-            dense_BI, ids_L, copy, target_TB, *row_numbers = made_together(like, pinned)
-            lengths = copy.copy_(lengths)
-            target_TB = target_TB[:, :rows]
+            lengths = parts[2]
+            parts = made_together(parts, pinned=torch.cuda.is_available())
+            parts[2].copy_(lengths)
+        dense_BI, ids_L, lengths, target_TB, *row_numbers = parts
         row_number_B = row_numbers[0] if row_numbers else None
-        return BatchColumns(dense_BI, ids_L, lengths, per_F, target_TB, row_number_B)
+        return BatchColumns(dense_BI, ids_L, lengths, per_F, target_TB[:, :rows], row_number_B)
 
     def drop(self, place_N: Int64Array) -> None:
         """Forget rows, which nobody takes any more."""

@@ -51,26 +51,28 @@ def widened(id: Any) -> Any:
 
 
 @jit
-def column_of(batch: Any, number: Any, rows: Any, like: Any) -> Any:
-    """Return the values of a column, and whether each is there; nothing if all are.
+def column_of(batch: Any, number: Any, like: Any, there_N: Any) -> Any:
+    """Return the values of a column, and write whether each is there.
 
     Args:
-        batch: The address of a record batch, a struct of the C data interface of Arrow.
+        batch: The address of a record batch, a struct of Arrow's C data interface.
         number: The number of the column.
-        rows: The number of its values.
-        like: An array of their type.
+        like: An array of the type of its values.
+        there_N: Bytes that are written, at least as many as there are values, and 8 more.
+
+    Returns:
+        The values, and the bytes of `there_N` that tell whether each is there.
     """
     array = element(element(batch + 48, LONG) + number * 8, LONG)  # of the children
-    nulls, first = element(array + 8, LONG), element(array + 16, LONG)
-    buffers = element(array + 40, LONG)
-    value_N = carray(pointer(element(buffers + 8, LONG), like), first + rows)[first:]
-    bits = element(buffers, LONG)
+    rows, nulls, first = carray(pointer(array, LONG), 3)
+    bits, values = carray(pointer(element(array + 40, LONG), LONG), 2)
+    value_N = carray(pointer(values, like), first + rows)[first:]
     if nulls == 0 or bits == 0:
-        return value_N, np.empty(0, np.uint8)
+        there_N[:] = 1
+        return value_N, there_N
     begin = first >> 3
     bytes = ((first + rows + 7) >> 3) - begin
     bits_N = carray(pointer(bits + begin, BYTES), bytes)
-    there_N = np.empty(bytes * 8, np.uint8)
     for n in range(bytes):
         byte = get(bits_N, n)
         for bit in range(8):
@@ -79,48 +81,11 @@ def column_of(batch: Any, number: Any, rows: Any, like: Any) -> Any:
 
 
 @jit
-def write_integers(value_N: Any, there_N: Any, absent: Any, out_N: Any) -> Any:
-    """Write the ids of a column, in 64 or 32 bits; return whether an integer that is there is the
-    number of missing ids, or does not fit.
-    """
-    odd = False
-    if not len(there_N):
-        for n in range(len(out_N)):
-            value = np.int64(value_N[n])
-            out_N[n] = value
-            odd |= (value == absent) | (np.int64(out_N[n]) != value)
-        return odd
-    for n in range(len(out_N)):
-        there = there_N[n] != 0
-        value = np.int64(value_N[n]) if there else absent
-        out_N[n] = value
-        odd |= ((value == absent) & there) | (np.int64(out_N[n]) != value)
-    return odd
-
-
-@jit
-def write_floats(value_N: Any, there_N: Any, absent: Any, out_N: Any) -> Any:
-    """Write the numbers of a column in fp32; return whether one that is there is not finite."""
-    odd = False
-    gap = np.float32(absent)
-    if not len(there_N):
-        for n in range(len(out_N)):
-            value = np.float32(value_N[n])
-            odd |= value - value != 0
-            out_N[n] = value
-        return odd
-    for n in range(len(out_N)):
-        value = np.float32(value_N[n])
-        odd |= (value - value != 0) & (there_N[n] != 0)
-        out_N[n] = value if there_N[n] else gap
-    return odd
-
-
-@jit
 def decode_integers(
     batch: Any, number_C: Any, row_C: Any, like: Any, absent: Any, out_SN: Any
 ) -> Any:
-    """Write columns of ids; return which have a value that cannot be written, [C].
+    """Write columns of ids, in 64 or 32 bits; return which have an integer that is the number of
+    missing ids, or does not fit, [C].
 
     Args:
         batch: The address of the record batch, as for `column_of`.
@@ -130,10 +95,18 @@ def decode_integers(
         absent: What is written where a value is missing.
         out_SN: The ids that are written.
     """
-    odd_C = np.empty(len(number_C), np.bool_)
+    odd_C = np.zeros(len(number_C), np.bool_)
+    space_N = np.empty(out_SN.shape[1] + 16, np.uint8)
     for c in range(len(number_C)):
-        value_N, there_N = column_of(batch, number_C[c], out_SN.shape[1], like)
-        odd_C[c] = write_integers(value_N, there_N, absent, out_SN[row_C[c]])
+        value_N, there_N = column_of(batch, number_C[c], like, space_N)
+        out_N = out_SN[row_C[c]]
+        odd = False
+        for n in range(len(out_N)):
+            there = there_N[n] != 0
+            value = np.int64(value_N[n]) if there else absent
+            out_N[n] = value
+            odd |= ((value == absent) & there) | (np.int64(out_N[n]) != value)
+        odd_C[c] = odd
     return odd_C
 
 
@@ -141,11 +114,21 @@ def decode_integers(
 def decode_floats(
     batch: Any, number_C: Any, row_C: Any, like: Any, absent: Any, out_SN: Any
 ) -> Any:
-    """Write columns of numbers like `decode_integers`."""
-    odd_C = np.empty(len(number_C), np.bool_)
+    """Write columns of numbers in fp32, like `decode_integers`; return which have a number that is
+    not finite, [C].
+    """
+    odd_C = np.zeros(len(number_C), np.bool_)
+    space_N = np.empty(out_SN.shape[1] + 16, np.uint8)
+    gap = np.float32(absent)
     for c in range(len(number_C)):
-        value_N, there_N = column_of(batch, number_C[c], out_SN.shape[1], like)
-        odd_C[c] = write_floats(value_N, there_N, absent, out_SN[row_C[c]])
+        value_N, there_N = column_of(batch, number_C[c], like, space_N)
+        out_N = out_SN[row_C[c]]
+        odd = False
+        for n in range(len(out_N)):
+            value = np.float32(value_N[n])
+            odd |= (value - value != 0) & (there_N[n] != 0)
+            out_N[n] = value if there_N[n] else gap
+        odd_C[c] = odd
     return odd_C
 
 
@@ -182,24 +165,6 @@ def move(at: Any, to: Any, size: Any, like: Any) -> None:
 
 
 @jit
-def sort_by_chunk(place_K: Any, order_K: Any, end_Z: Any) -> None:
-    """Write the numbers of places in the order of their chunks, and where each chunk's end there;
-    those of one chunk stay in their order.
-    """
-    end_Z[:] = 0
-    for k in range(len(place_K)):
-        end_Z[get(place_K, k) >> SLOT_BITS] += 1
-    begin = 0
-    for slot in range(len(end_Z)):
-        begin += end_Z[slot]
-        end_Z[slot] = begin - end_Z[slot]
-    for k in range(len(place_K)):
-        slot = get(place_K, k) >> SLOT_BITS
-        order_K[end_Z[slot]] = k
-        end_Z[slot] += 1
-
-
-@jit
 def gather(table_Z3: Any, place_VK: Any, address_MC: Any, step: Any, like: Any) -> None:
     """Write the values of the rows of some batches: of each lane, the rows of a chunk, column after
     column, because nothing but a place differs from one to the next. Rows that were shuffled
@@ -214,45 +179,38 @@ def gather(table_Z3: Any, place_VK: Any, address_MC: Any, step: Any, like: Any) 
         step: The bytes from a row to the next one in a batch.
         like: An array of the type of a batch's values.
     """
-    lanes, places = place_VK.shape
+    places = place_VK.shape[1]
     batches, columns = address_MC.shape
     share = places // batches
-    order_K = np.empty(places, np.int64)
     from_K = np.empty(places, np.int64)  # bytes behind the begin of a chunk's column
     to_K = np.empty(places, np.int64)  # and of that of a batch's
-    here = from_K.ctypes.data
-    end_Z = np.empty(len(table_Z3), np.int64)
     end_M = np.empty(batches, np.int64)
-    for lane in range(lanes):
-        sort_by_chunk(place_VK[lane], order_K, end_Z)
-        end = 0
-        for slot in range(len(end_Z)):
-            begin = end
-            end = end_Z[slot]
-            if begin == end:
-                continue
+    for lane in range(len(place_VK) if places else 0):
+        place_K = place_VK[lane]
+        for slot in range(place_K.min() >> SLOT_BITS, (place_K.max() >> SLOT_BITS) + 1):
             address, column, size = table_Z3[slot]
             low = column
             high = 0
-            i = begin
+            end = 0
             for m in range(batches):
-                while i < end and order_K[i] < (m + 1) * share:
-                    row = (place_VK[lane, order_K[i]] & IN_CHUNK) * size
-                    low = min(low, row)
-                    high = max(high, row)
-                    put(from_K, i, row)
-                    put(to_K, i, (lane * share + order_K[i] - m * share) * step)
-                    i += 1
-                end_M[m] = i
-            if high - low > CACHE_LINE_BYTES * (end - begin):
+                for k in range(m * share, (m + 1) * share):
+                    if get(place_K, k) >> SLOT_BITS == slot:
+                        row = (get(place_K, k) & IN_CHUNK) * size
+                        low = min(low, row)
+                        high = max(high, row)
+                        put(from_K, end, row)
+                        put(to_K, end, (lane * share + k - m * share) * step)
+                        end += 1
+                end_M[m] = end
+            if high - low > CACHE_LINE_BYTES * end:
                 high = low - 1  # most lines have no row of these
             for c in range(columns):
                 for at in range(low, high + 1, CACHE_LINE_BYTES):
-                    prefetch(from_K, (address + column + at - here) // from_K.itemsize, 1)
-                first = begin
+                    prefetch(from_K, (address + column + at - from_K.ctypes.data) >> 3, 1)
+                first = 0
                 for m in range(batches):
                     to = address_MC[m, c]
-                    if end - begin == places:  # rows follow each other in the batch
+                    if end == places:  # rows follow each other in the batch
                         to += get(to_K, first)
                         for i in range(first, end_M[m]):
                             move(address + get(from_K, i), to, size, like)

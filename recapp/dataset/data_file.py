@@ -29,7 +29,7 @@ no files in the checkpoint     continue, with a note                    continue
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -159,45 +159,32 @@ class DataFile(NamedTuple):
     kept: tuple[str, ...] = ()
 
     @property
+    def asked(self) -> dict[str, None]:
+        """The columns that chunks have: those of the file, parts of nested ones, partitions."""
+        return dict.fromkeys([*self.columns.values(), *self.kept])
+
+    @property
     def read(self) -> list[str]:
         """The file's own names of the columns to read from it, each once; of a part of a nested
         column that of the whole.
         """
-        from recapp.dataset.nested_columns import own_column  # needs pyarrow, only for files
-
-        types = self.types
-        partitions = self.partitions
-        names = [name for name in self.asked if name not in partitions]
-        return list(dict.fromkeys(own_column(types, name) for name in names))
-
-    @property
-    def asked(self) -> dict[str, None]:
-        """The columns that chunks have: those of the file, parts of nested ones, partitions."""
-        return dict.fromkeys([*self.columns.values(), *self.kept])
+        return self._ways[0]
 
     @property
     def changed(self) -> dict[str, str]:
         """The columns to read that are parts of nested ones, with the name of these; and those of
         Arrow's view types.
         """
-        from recapp.dataset.arrow_types import has_views
-        from recapp.dataset.nested_columns import own_column
-
-        types = self.types
-        partitions = self.partitions
-        above = {name: own_column(types, name) for name in self.asked if name not in partitions}
-        return {
-            name: own
-            for name, own in above.items()
-            if name != own or has_views(types.field(own).type)
-        }
+        return self._ways[1]
 
     @property
     def partitions(self) -> dict[str, str | None]:
         """The columns to read that are partitions, with their value in all rows."""
-        asked = self.asked
-        found = {key: one for key, one in partitions_of(self.path).items() if key in asked}
-        return {key: one for key, one in found.items() if key not in self.types.names}
+        return self._ways[2]
+
+    @property
+    def _ways(self) -> tuple[list[str], dict[str, str], dict[str, str | None]]:
+        return _ways_of(self.format, self.path, self.stamp, tuple(self.asked))
 
     @property
     def types(self) -> "pa.Schema":
@@ -220,6 +207,28 @@ def facts_of(format: Format, path: str, stamp: Stamp) -> Facts:
     return format.facts(path, stamp)
 
 
+@lru_cache(KEPT_FACTS)
+def _ways_of(
+    format: Format, path: str, stamp: Stamp, asked: tuple[str, ...]
+) -> tuple[list[str], dict[str, str], dict[str, str | None]]:
+    """Return what `read`, `changed` and `partitions` of a file are; a row group is soon read."""
+    from recapp.dataset.arrow_types import has_views  # needs pyarrow, only for files
+    from recapp.dataset.nested_columns import own_column
+
+    types = facts_of(format, path, stamp).columns
+    own = set(types.names)
+    partitions = {
+        key: one for key, one in partitions_of(path).items() if key in asked and key not in own
+    }
+    above = {name: own_column(types, name) for name in asked if name not in partitions}
+    changed = {
+        name: column
+        for name, column in above.items()
+        if name != column or has_views(types.field(column).type)
+    }
+    return list(dict.fromkeys(above.values())), changed, partitions
+
+
 def with_partitions(types: "pa.Schema", path: str) -> "pa.Schema":
     """Return the columns of a file and its partitions, which are text; its own come first."""
     import pyarrow as pa
@@ -238,7 +247,9 @@ def partitions_of(path: str) -> dict[str, str | None]:
     return {key: None if value == _NO_VALUE else unquote(value) for key, _, value in pairs}
 
 
-def chunks(file: DataFile, row_group: int, rows: int) -> "Iterator[tuple[int, pa.RecordBatch]]":
+def chunks(
+    file: DataFile, row_group: int, rows: int
+) -> "Generator[tuple[int, pa.RecordBatch], None, None]":
     """Yield the first rows of a row group as Arrow record batches.
 
     The file is closed at the end.

@@ -53,7 +53,8 @@ _HEX_ONLY = (
     "an id of a column that dataset.hex or dataset.naming calls hexadecimal has at most 16 "
     "hexadecimal digits"
 )
-# Arrays of the numpy types of Arrow's, by its numbers of types, of columns that are decoded in one pass.
+# Arrays of the numpy types of Arrow's, by its numbers of types, for columns that are decoded in one
+# pass.
 _INTEGERS = {
     kind.id: np.zeros(0, kind.to_pandas_dtype())
     for kind in (

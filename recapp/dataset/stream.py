@@ -12,14 +12,15 @@ A `Reader` streams row groups in chunks, and hands the rows of each chunk to the
     row group s  ──iter_batches──>  chunk of 8,192 rows ──decode──>  inbox of lane 3   [places]
       (one cursor)                                      └─────────>  inbox of lane 5   [places]
 
-Lanes take, permute and cut the places of rows; the values stay in their chunk until a batch gathers
-them (`recapp/dataset/chunk_store.py`). Threads may decode the next chunks ahead, and one thread may
-make the next batches; the batches are the same.
+Lanes take, permute and cut the places of rows; the values stay in their chunk until batches gather
+them (`recapp/dataset/chunk_store.py`), those of one shuffled block together. Threads may decode the
+next chunks ahead, and one thread may make the next batches; without threads, chunks are decoded
+ahead between batches, as many rows as these take. The batches are the same.
 
 A reader owns some lanes. It opens a row group when one of its lanes needs the first row, decodes it
 once for all its lanes, and closes it after the last needed row. In memory are one chunk of each
-open row group, with threads also the next one or the first of the row group behind it, and shared
-chunks of which lanes have not taken all rows yet. If several lanes read separate ranges of a large
+open row group, the next one or the first of the row group behind it, and shared chunks of which
+lanes have not taken all rows yet. If several lanes read separate ranges of a large
 row group, each lane reads the row group by itself. Otherwise the reader would hold nearly the whole
 row group until the last lane takes its range.
 
@@ -41,17 +42,15 @@ function, so an epoch can start at any position without its history.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from typing_extensions import override
 
 from recapp.dataset.chunk_store import ChunkStore, places, with_short_ids
 from recapp.dataset.collate import Collate
@@ -199,7 +198,7 @@ class Reader:
         lanes: range,
         position: int,
         collate: Collate,
-        threads: Executor,
+        threads: "Executor | Turns",
         for_gpu: bool = False,
         narrows: bool = False,
     ) -> None:
@@ -314,7 +313,7 @@ class _Cursor:
         threads: The threads.
     """
 
-    def __init__(self, chunks: Iterator[DealtRows], threads: Executor) -> None:
+    def __init__(self, chunks: Iterator[DealtRows], threads: "Executor | Turns") -> None:
         self._chunks = chunks
         self._threads = threads
         self._ahead: Future[DealtRows] | None = None
@@ -325,57 +324,38 @@ class _Cursor:
             self._ahead = self._threads.submit(next, self._chunks)
 
     def next(self) -> DealtRows:
-        """Return the next chunk."""
+        """Return the next chunk; where no thread has begun to read it, read it here."""
         ahead = self._ahead
         self._ahead = None
-        return next(self._chunks) if ahead is None else ahead.result()
+        return next(self._chunks) if ahead is None or ahead.cancel() else ahead.result()
 
 
-class _Turns(Executor):
-    """Read chunks when they are needed, or ahead of that between two batches, as many rows as these
-    take: lanes come to the ends of their row groups together, and would read all the next ones for
-    one batch.
+class Turns:
+    """Read chunks ahead between two batches, as many rows as these take: lanes come to the ends of
+    their row groups together, and would read all the next ones for one batch.
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[_Later] = deque()
+        self._waiting: deque[tuple[Future[DealtRows], Iterator[DealtRows]]] = deque()
         self._rows = 0  # that may be read ahead
 
-    @override
-    def submit(self, call: Any, /, *args: Any, **_: Any) -> "_Later":
-        self._waiting.append(_Later(partial(call, *args)))
-        return self._waiting[-1]
+    def submit(self, call: Any, chunks: Iterator[DealtRows]) -> Future[DealtRows]:
+        """Return what will be the next chunk, as `Executor.submit` does for the function `next`."""
+        self._waiting.append((Future(), chunks))
+        return self._waiting[-1][0]
 
-    def work(self, rows: int) -> None:
-        """Read ahead after a batch of some rows."""
-        self._rows += rows
+    def worked(self, batch: Batch) -> Batch:
+        """Read ahead, and return the batch that may now be used."""
+        self._rows += batch.rows
         while self._rows > 0 and self._waiting:
-            self._rows -= self._waiting.popleft().run()
-
-
-class _Later(Future[DealtRows]):
-    """The result of a call that nobody has made yet."""
-
-    def __init__(self, call: Callable[[], DealtRows]) -> None:
-        super().__init__()
-        self._call = call
-
-    def run(self) -> int:
-        """Make the call if nobody has, and return the number of the rows that it read."""
-        if self.done():
-            return 0
-        try:
-            made = self._call()
-            self.set_result(made)
-        except DataError as error:
-            self.set_exception(error)
-            return 0
-        return len(made[0])
-
-    @override
-    def result(self, timeout: float | None = None) -> DealtRows:
-        self.run()
-        return super().result(timeout)
+            ahead, chunks = self._waiting.popleft()
+            if ahead.set_running_or_notify_cancel():
+                try:
+                    ahead.set_result(next(chunks))
+                    self._rows -= len(ahead.result()[0])
+                except DataError as error:
+                    ahead.set_exception(error)
+        return batch
 
 
 def _stream(
@@ -515,10 +495,8 @@ class BatchStream:
     def __iter__(self) -> Iterator[Batch]:
         """Yield batches, made ahead by threads if there are any."""
         if not self.num_threads:
-            turns = _Turns()
-            for batch in self._made(turns):
-                yield batch
-                turns.work(batch.rows)
+            turns = Turns()
+            yield from map(turns.worked, self._made(turns))
             return
         far = any(is_uri(file.path) for file in self.source.files)
         threads = max(self.num_threads, WAITING_THREADS) if far else self.num_threads
@@ -536,7 +514,7 @@ class BatchStream:
                 batches.shutdown(cancel_futures=True)
                 chunks.shutdown(cancel_futures=True)
 
-    def _made(self, chunks: Executor) -> Iterator[Batch]:
+    def _made(self, chunks: Executor | Turns) -> Iterator[Batch]:
         """Yield batches.
 
         Args:

@@ -43,6 +43,7 @@ from recapp.run.model import model_to_shard
 from recapp.run.recipe import Recipe
 from recapp.run.run_rows import made_up_rows, validation_source
 from recapp.run.trained_model import with_columns_of
+from recapp.settings.uris import path_to
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.stored.store import is_artefact
 from recapp.stored.stored_model import Artefact
@@ -118,7 +119,7 @@ def measure(session: Session) -> None:
     with TemporaryDirectory(prefix="recapp_bench_") as temporary:
         folder = Path(temporary)
         program = cpp_program(folder / "cpp") if settings.compile else None
-        for stored in stored_models(Path(settings.artefact), settings, folder):
+        for stored in stored_models(path_to(settings.artefact), settings, folder):
             for threads in listed(settings.threads):
                 torch.set_num_threads(threads)
                 with started(program, stored, threads) as process:

@@ -62,8 +62,10 @@ from recapp.run.run_rows import (
 )
 from recapp.run.trained_model import with_columns_of
 from recapp.settings.records import to_plain
+from recapp.settings.uris import path_to
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.stored.manifest import DENSE, ArtefactManifest, to_json
+from recapp.stored.operations import MANIFEST
 from recapp.stored.plain_parts import (
     DERIVED_FILE,
     dense_bytes,
@@ -71,7 +73,7 @@ from recapp.stored.plain_parts import (
     unfinished,
     written_values,
 )
-from recapp.stored.store import MANIFEST, files_at, write_file
+from recapp.stored.store import files_at, write_file
 from recapp.stored.stored_model import Artefact, Checkpoint
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import DataType, EmbeddingConfig
@@ -114,7 +116,8 @@ def export_model(
         ArtefactError: The artefact cannot be written.
     """
     options = options or Export()
-    if Path(path).resolve() in Path(output).resolve().parents:
+    output = path_to(output)
+    if path_to(path).resolve() in output.resolve().parents:
         raise ConfigError(
             f"output={output}: lies in the directory of the checkpoint, and would be deleted with "
             "it: choose a directory beside the checkpoint"
@@ -123,8 +126,8 @@ def export_model(
         if recipe is None:
             recipe = recipe_of_stored(snapshot.manifest, trust)
         recipe = with_columns_of(recipe, snapshot)
-        with unfinished(Path(output), options.overwrite) as folder:
-            name = options.name or Path(output).absolute().name
+        with unfinished(output, options.overwrite) as folder:
+            name = options.name or output.absolute().name
             return _Exporter(snapshot, recipe, options, folder, name).run()
 
 

@@ -79,27 +79,26 @@ def serve(recipe: Serve, job: Job) -> None:
                 f"recapp.serve needs {name}, which is not installed: in the clone of recapp, "
                 'run pip install ".[serve]"'
             )
-    settings = replace(recipe, artefact=str(Path(recipe.artefact).expanduser().absolute()))
     if (here := rank_info()) is not None:
         with as_rank():
-            return run(to_plain(replace(settings, ranks=here.world)))
-    check(settings)
-    if settings.ranks > 1:
-        return _serve_on_ranks(settings)
+            return run(to_plain(replace(recipe, ranks=here.world)))
+    check(recipe)
+    if recipe.ranks > 1:
+        return _serve_on_ranks(recipe)
     import torch
 
     from recapp.model_loading import load_model
 
-    torch.set_num_threads(settings.threads)
+    torch.set_num_threads(recipe.threads)
     freeze_loaded_objects()
     load = partial(
         load_model,
-        settings.artefact,
-        device_of(settings.device, None),
-        trust=settings.trust,
-        trust_compiled=settings.trust_compiled,
+        recipe.artefact,
+        device_of(recipe.device, None),
+        trust=recipe.trust,
+        trust_compiled=recipe.trust_compiled,
     )
-    answer(settings, load)
+    answer(recipe, load)
 
 
 def check(settings: Serve) -> None:

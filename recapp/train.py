@@ -3,7 +3,8 @@ devices.
 
     the command   settings -> recipe, checked -> JOB/resolved.yaml.tmp -> ranks
     each rank     `run`: recipe -> data, model, strategy, callbacks, trainer -> fit
-    rank 0        JOB/resolved.yaml, JOB/checkpoints/*.ckpt, JOB/metrics.json, JOB/csv
+    rank 0        JOB/resolved.yaml, JOB/checkpoints/*.ckpt (or where
+                  `checkpoints` says), JOB/metrics.json, JOB/csv
 
 The command only composes the settings, starts the ranks and waits; rank 0 checks what the records
 of settings cannot know before the ranks meet. With `-m` it does so for each
@@ -37,10 +38,12 @@ from recapp.processes.rank_environment import external_rank, is_first
 from recapp.processes.rank_process import leave
 from recapp.processes.stopping import Stopped
 from recapp.reporting import runs
-from recapp.reporting.run_record import update_settings, written_at
+from recapp.reporting.run_record import update_settings
 from recapp.run.recipe import Eval, Train, recipe_of
 from recapp.settings.records import to_plain
 from recapp.settings.values import typed
+from recapp.stored.operations import LAST, MANIFEST
+from recapp.stored.store import entry_of
 
 if TYPE_CHECKING:
     from recapp.run.resume import Resumed
@@ -79,7 +82,7 @@ def train_job(recipe: Train, job: Job, *, worker: str, sweep: "SweepProgress") -
     sweep.job_begins(job, recipe.format)
     if recipe.ckpt_path:
         check_generated(recipe, job.overrides)
-    with note_how_to_go_on(job.directory):
+    with note_how_to_go_on(recipe, job.directory):
         metrics = run_recipe(recipe, job, worker)
     if job.sweep is None:
         emit_json(metrics, recipe)
@@ -172,25 +175,31 @@ def _print_verdicts(sweep: Path) -> None:
 
 
 @contextmanager
-def note_how_to_go_on(directory: Path) -> Iterator[None]:
+def note_how_to_go_on(recipe: Train, job_dir: Path) -> Iterator[None]:
     """Print the command that goes on, if an error ends a run after it has saved a checkpoint: a
     validation or a user's own code may be wrong, and the steps before it are not lost.
 
     Args:
-        directory: The directory of the run.
+        recipe: The recipe of the run.
+        job_dir: The directory of the run.
     """
-    last = directory / "checkpoints/last.ckpt"
-    before = written_at(last, "manifest.json")
+    last = recipe.checkpoints_in(job_dir) / LAST
+    before = entry_of(last / MANIFEST)
     try:
         yield
     except Exception:
-        if written_at(last, "manifest.json") not in (None, before) and not external_rank():
+        if not external_rank() and entry_of(last / MANIFEST) not in (None, before):
             path = console.short_path(last)
             console.note(
-                f"{path} has the steps before the error; to go on: python -m recapp.train "
-                f"{typed('ckpt_path', path)}"
+                f"{path} has the steps before the error; to go on: {to_go_on(recipe, path)}"
             )
         raise
+
+
+def to_go_on(recipe: Train, last: str) -> str:
+    """Return the command that goes on from the last checkpoint of a run."""
+    where = f" {typed('checkpoints', recipe.checkpoints)}" if recipe.checkpoints else ""
+    return f"python -m recapp.train {typed('ckpt_path', last)}{where}"
 
 
 # ---- each rank
@@ -221,8 +230,8 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     if measured:
         report_end(measured, recipe.built_task, job_dir, recipe.format)
     if measured and stopped:
-        checkpoint = typed("ckpt_path", console.short_path(measured["last_checkpoint"]))
-        console.note(f"to go on: python -m recapp.train {checkpoint}")
+        last = console.short_path(measured["last_checkpoint"])
+        console.note(f"to go on: {to_go_on(recipe, last)}")
     leave_ranks(stopped)
 
 
@@ -365,7 +374,7 @@ def measure_joined(recipe: Train, snapshots: list[Path], job_dir: Path) -> dict[
     from recapp.stored.stored_model import read_manifest
     from recapp.trainer.keep_checkpoints import JOINED_FILE
 
-    path = job_dir / "checkpoints" / JOINED_FILE
+    path = recipe.checkpoints_in(job_dir) / JOINED_FILE
     members = join_together(snapshots, path)
     step = read_manifest(path).step
     where = {"checkpoint": str(path), "checkpoint_step": step}

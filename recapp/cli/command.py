@@ -64,6 +64,7 @@ from recapp.run.recipe import COMMANDS, Train, read_settings
 from recapp.settings import option_files
 from recapp.settings.option_files import FLAGS, Folders, is_group, named_folders
 from recapp.settings.records import override_names
+from recapp.settings.uris import path_to
 from recapp.settings.whole_file import write_whole
 
 HELP = ("--help", "-h")
@@ -491,7 +492,7 @@ def recipe_of_job(
         ArtefactError: The same for an artefact.
     """
     if compose.names_checkpoint(config):
-        path = Path.cwd() / Path(str(config.ckpt_path)).expanduser()
+        path = path_to(str(config.ckpt_path)).expanduser().absolute()
         return stored_recipe(path, command, overrides, folders, config)
     plain = compose.with_absolute_paths(compose.to_plain(config))
     return read_settings(plain | {"choices": choices}, command)

@@ -50,6 +50,8 @@ from recapp.trainer.trainer_settings import TrainerSettings
 HYDRA_VERSION_BASE = "1.3"
 PATHS = (
     (None, "ckpt_path"),
+    (None, "checkpoints"),
+    (None, "artefact"),
     (None, "input"),
     (None, "output"),
     ("dataset", "path"),
@@ -250,7 +252,7 @@ def stored_choices(overrides: Sequence[str], folders: Folders = ()) -> list[str]
     try:
         (named,) = OverridesParser.create().parse_overrides(paths[-1:])
         (path,) = OmegaConf.create([str(named.value())])  # without the escapes of quotes
-        manifest = json.loads(read_manifest_text(Path(path).expanduser()))
+        manifest = json.loads(read_manifest_text(uris.path_to(path).expanduser()))
         stored = dict(manifest["config"]["choices"])
         # a group of `ADDED_GROUPS`, or of the user's own, has no default
         return [

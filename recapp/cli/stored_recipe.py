@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound=Recipe)
 # settings that only the command line may set, never a stored model
-OF_THE_INVOCATION = ("format", "trust", "resume_data", "hydra")
+OF_THE_INVOCATION = ("format", "trust", "resume_data", "checkpoints", "hydra")
 # Settings of earlier versions, by group: they changed no result, and are left out.
 FORMER = {"dataset": ("num_workers",)}
 # The commands that make no loggers. So the loggers of a stored model need no trust there.

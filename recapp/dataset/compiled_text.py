@@ -8,63 +8,148 @@ and two quotes in it are one; what follows up to the delimiter belongs to it. El
 character like others. Python's `csv` module reads text alike, and `tests/dataset/test_text_rows.py`
 compares both.
 
+The bytes are looked at 64 at once: one instruction compares them with a sign, and only those that
+may end a field or a line, or quote, are looked at singly. So bytes behind a text are read, too
+(`readable`).
+
 Letters: C bytes of text, N rows, F fields of a row, K rows with another number of fields.
 """
 
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 from recapp.dataset.text_signs import LINE_FEED, RETURN, UNCLOSED
 from recapp.kernels.numba_cache import compiled
 
 jit = compiled()
+inline = compiled(forceinline=True)
+AT_ONCE = 64
+WORD = 8
+ONE = np.uint64(1)
+LINE = np.uint8(LINE_FEED)
 
 
-@jit
+def readable(text: bytes, more: bytes = b"") -> Any:
+    """Return bytes as an array, behind which as many can be read as the loops look at."""
+    return np.frombuffer(b"".join((text, more, bytes(AT_ONCE))), np.uint8)[: len(text) + len(more)]
+
+
+def _address(context: Any, builder: Any, kind: Any, place: Any, width: int) -> Any:
+    array, at = place
+    place = builder.gep(context.make_array(kind)(context, builder, array).data, [at])
+    return builder.bitcast(place, ir.VectorType(ir.IntType(8), width).as_pointer())
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def equal(typing: Any, data_C: Any, at: Any, byte: Any) -> Any:
+    """Return a number of 64 bits: which of the 64 bytes from a place on are equal to a byte."""
+
+    def lower(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        bytes = builder.load(_address(context, builder, data_C, values[:2], AT_ONCE), align=1)
+        same = builder.insert_element(ir.Constant(bytes.type, None), values[2], ir.IntType(32)(0))
+        lanes = ir.Constant(ir.VectorType(ir.IntType(32), AT_ONCE), None)
+        same = builder.shuffle_vector(same, same, lanes)
+        return builder.bitcast(builder.icmp_unsigned("==", bytes, same), ir.IntType(64))
+
+    return types.uint64(data_C, types.int64, types.uint8), lower
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def lowest(typing: Any, bits: Any) -> Any:
+    """Return the place of the lowest bit that is set."""
+
+    def lower(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.cttz(values[0], ir.IntType(1)(1))
+
+    return types.int64(types.uint64), lower
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def copy_word(typing: Any, data_C: Any, at: Any, out_C: Any, to: Any) -> Any:
+    """Copy eight bytes."""
+
+    def lower(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        word = builder.load(_address(context, builder, data_C, values[:2], WORD), align=1)
+        builder.store(word, _address(context, builder, out_C, values[2:], WORD), align=1)
+        return context.get_dummy_value()
+
+    return types.void(data_C, types.int64, out_C, types.int64), lower
+
+
+@inline
 def ends_line(byte: Any) -> Any:
     """Return whether a byte ends a line."""
     return (byte == LINE_FEED) | (byte == RETURN)
 
 
-@jit
-def end_of_quotes(data_C: Any, at: Any, quote: Any) -> Any:
-    """Return the place behind the quote that ends a quoted field, from the place behind the quote
-    that begins it; the number of bytes + 1 if none ends it.
-    """
+@inline
+def stands_at(data_C: Any, at: Any, text: Any) -> Any:
+    """Return whether a text, whose first byte does, stands at a place."""
+    same = 1
+    while same < len(text) and at + same < len(data_C) and data_C[at + same] == text[same]:
+        same += 1
+    return same == len(text)
+
+
+@inline
+def next_quote(data_C: Any, at: Any, quote: Any) -> Any:
+    """Return the place of the next quote; the number of bytes if there is none."""
     size = len(data_C)
     while at < size:
-        if data_C[at] == quote:
-            if at + 1 < size and data_C[at + 1] == quote:
-                at += 1
-            else:
-                return at + 1
-        at += 1
-    return size + 1
+        found = equal(data_C, at, np.uint8(quote))
+        if found:
+            return min(at + lowest(found), size)
+        at += AT_ONCE
+    return size
 
 
-@jit
-def end_of_field(data_C: Any, at: Any, delimiter: Any) -> Any:
-    """Return the place of the next delimiter or line end; the number of bytes if there is none.
+@inline
+def signs(data_C: Any, at: Any, whole: Any, first: Any, quote: Any) -> Any:
+    """Return a number of 64 bits: which of the next bytes may end a field or quote it.
 
     Args:
         data_C: The text.
-        at: Where to begin.
-        delimiter: The bytes of the delimiter; none for text without fields.
+        at: The place of the first byte.
+        whole: Whether the text ends where its bytes end, which then ends a field, too.
+        first: The first byte of the delimiter.
+        quote: The byte that quotes fields.
     """
-    size = len(data_C)
-    signs = len(delimiter)
-    first = delimiter[0] if signs else np.uint8(LINE_FEED)
-    while at < size:
-        byte = data_C[at]
-        if byte == first or ends_line(byte):
-            same = 1
-            while same < signs and at + same < size and data_C[at + same] == delimiter[same]:
-                same += 1
-            if same == signs or ends_line(byte):
-                return at
-        at += 1
-    return size
+    ends = equal(data_C, at, LINE) | equal(data_C, at, np.uint8(RETURN))
+    found = ends | equal(data_C, at, first) | equal(data_C, at, quote)
+    left = len(data_C) - at
+    if left >= AT_ONCE:
+        return found
+    end = ONE << np.uint64(left)
+    return found & (end - ONE) | (end if whole else np.uint64(0))
+
+
+@inline
+def next_line(data_C: Any, place: Any) -> Any:
+    """Return the place behind a line end."""
+    next = min(place + 1, len(data_C))
+    two = next < len(data_C) and data_C[place] == RETURN and data_C[next] == LINE_FEED
+    return next + two
+
+
+@inline
+def add_row(
+    begin: Any, place: Any, fields: Any, rows: Any, odd: Any, begin_N: Any, odd_K2: Any
+) -> Any:
+    """Write where a row begins, unless it is empty, and the number of fields of an odd one, which
+    is 0 for others; return the numbers of rows and of odd rows.
+    """
+    if begin == place:
+        return rows, odd
+    if fields == 0:
+        begin_N[rows] = begin
+        return rows + 1, odd
+    odd_K2[odd, 0] = begin
+    odd_K2[odd, 1] = fields
+    return rows, odd + 1
 
 
 @jit
@@ -95,37 +180,57 @@ def split_rows(
         The number of rows, the number of odd rows, and where the next row begins.
     """
     size = len(data_C)
-    rows = 0
-    odd = 0
-    while at < size and rows < len(begin_N) and odd < len(odd_K2):
-        begin = at
-        fields = 0
-        while True:
-            closed = at
-            if quote >= 0 and at < size and data_C[at] == quote:
-                closed = end_of_quotes(data_C, at + 1, quote)
-            at = end_of_field(data_C, closed, delimiter)
+    first = delimiter[0] if len(delimiter) else LINE
+    sign = np.uint8(quote) if quote >= 0 else LINE
+    begin = field = at  # the next field, or what follows a quote
+    rows = odd = fields = quoted = 0
+    while at <= size:
+        found = signs(data_C, at, whole, first, sign)
+        at += AT_ONCE
+        while found:
+            place = at - AT_ONCE + lowest(found)
+            found &= found - ONE
+            if place < field:
+                continue
+            byte = data_C[place] if place < size else LINE
+            if byte == sign and quote >= 0 and (quoted or place == field):
+                quoted = 1 - quoted  # two quotes end and begin
+                field = place + 1
+                continue
+            ends = ends_line(byte)
+            if quoted or not (ends or (byte == first and stands_at(data_C, place, delimiter))):
+                continue
             if fields < end_NF.shape[1]:
-                end_NF[rows, fields] = min(at, size)
+                end_NF[rows, fields] = place
             fields += 1
-            if at >= size or ends_line(data_C[at]):
-                break
-            at += len(delimiter)
-        returns = at < size and data_C[at] == RETURN
-        if not whole and (at >= size or (returns and at + 1 == size)):
-            return rows, odd, begin  # the row, or its line end, may go on
-        if at > begin:
-            if fields == end_NF.shape[1] and closed <= size:
-                begin_N[rows] = begin
-                rows += 1
-            else:
-                odd_K2[odd, 0] = begin
-                odd_K2[odd, 1] = fields if closed <= size else UNCLOSED
-                odd += 1
-        at = min(at + 1, size)
-        if returns and at < size and data_C[at] == LINE_FEED:
-            at += 1
-    return rows, odd, at
+            field = place + len(delimiter)
+            if not ends:
+                continue
+            if byte == RETURN and not whole and place + 1 == size:
+                return rows, odd, begin  # its line end may go on
+            fields *= fields != end_NF.shape[1]
+            rows, odd = add_row(begin, place, fields, rows, odd, begin_N, odd_K2)
+            begin = field = next_line(data_C, place)
+            fields = 0
+            if rows == len(begin_N) or odd == len(odd_K2):
+                return rows, odd, begin
+    if whole and begin < size:
+        rows, odd = add_row(begin, size, UNCLOSED, rows, odd, begin_N, odd_K2)
+        begin = size
+    return rows, odd, begin
+
+
+@inline
+def copied(data_C: Any, at: Any, end: Any, out_C: Any, to: Any) -> Any:
+    """Copy bytes at .. end, and up to `WORD` bytes behind, over which the next ones are written;
+    return the place behind the last one.
+    """
+    behind = to + end - at
+    while at < end:
+        copy_word(data_C, at, out_C, to)
+        at += WORD
+        to += WORD
+    return behind
 
 
 @jit
@@ -140,28 +245,22 @@ def write_column(
         end_N: Where they end.
         quote: The byte that quotes fields, or `NO_QUOTE`.
         bound_N1: The bounds, which are written.
-        out_C: The bytes, which are written; at least as many as those of all fields.
+        out_C: The bytes, which are written; at least `WORD` more than those of all fields.
     """
     to = 0
     bound_N1[0] = 0
     for n in range(len(begin_N)):
         at = begin_N[n]
         end = end_N[n]
-        if quote < 0 or at == end or data_C[at] != quote:
-            for c in range(at, end):
-                out_C[to + c - at] = data_C[c]
-            to += end - at
-            bound_N1[n + 1] = to
-            continue
-        quoted = True
-        at += 1
+        quoted = quote >= 0 and at < end and data_C[at] == quote
+        at += quoted
         while at < end:
-            if quoted and data_C[at] == quote:
-                at += 1  # of two quotes the second is written; one quote ends the quoted part
-                if at == end or data_C[at] != quote:
-                    quoted = False
-                    continue
-            out_C[to] = data_C[at]
-            to += 1
-            at += 1
+            next = min(next_quote(data_C, at, quote), end) if quoted else end
+            to = copied(data_C, at, next, out_C, to)
+            at = next + 1
+            if quoted and at < end:  # of two quotes the second is written; one ends the quoted part
+                quoted = data_C[at] == quote
+                out_C[to] = np.uint8(quote)
+                to += quoted
+                at += quoted
         bound_N1[n + 1] = to

@@ -104,7 +104,7 @@ def _first_row(begin: bytes, delimiter: bytes, quote: int) -> tuple[list[str], i
     Raises:
         pa.ArrowInvalid: There is no row, or its quote never ends.
     """
-    data_C = np.frombuffer(begin, np.uint8)
+    data_C = text_loops().readable(begin)
     sign = np.frombuffer(delimiter, np.uint8)
     odd_K2 = np.zeros((1, 2), np.int64)
     begin_N = np.empty(1, np.int64)
@@ -137,7 +137,7 @@ def _column(rows: Rows, field: int, between: int, quote: int) -> pa.Array:
     """
     end_N = rows.end_NF[:, field]
     begin_N = rows.end_NF[:, field - 1] + between if field else rows.begin_N
-    text_C = np.empty(int((end_N - begin_N).sum()), np.uint8)
+    text_C = np.empty(int((end_N - begin_N).sum()) + text_loops().WORD, np.uint8)
     bound_N1 = np.empty(len(end_N) + 1, np.int32)
     text_loops().write_column(
         rows.data_C, begin_N, np.ascontiguousarray(end_N), quote, bound_N1, text_C

@@ -38,7 +38,7 @@ from recapp.dataset.nested_columns import with_parts
 from recapp.dataset.rows import Rows
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import Source, arrow_chunks, open_files
-from recapp.dataset.storage import RemotePath, put_file
+from recapp.dataset.storage import RemotePath, located, put_file
 from recapp.errors import ConfigError, DataError, alike, meant
 from recapp.sparse.keyed_jagged_tensor import Batch
 
@@ -260,7 +260,7 @@ def check_output(output: Path, inputs: Sequence[str], *, overwrite: bool) -> Non
         raise ConfigError(f"{setting}: there is no directory {folder}; make it first")
     if output.is_dir():
         raise ConfigError(f"{setting}: is a directory; name a file in it")
-    if os.path.realpath(output) in {os.path.realpath(name) for name in inputs}:
+    if os.path.realpath(output) in {os.path.realpath(located(name)) for name in inputs}:
         raise ConfigError(
             f"{setting}: is one of the files that are scored (input); write elsewhere, or leave it "
             "out of input"

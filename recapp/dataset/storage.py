@@ -18,16 +18,20 @@ connections of its own.
 import errno
 import os
 import re
+import shutil
+import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from glob import has_magic
 from hashlib import blake2b
-from pathlib import Path, PosixPath
+from pathlib import Path
 from textwrap import shorten
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 from pyarrow import fs
@@ -35,7 +39,7 @@ from typing_extensions import override
 
 from recapp.console import note
 from recapp.errors import DataError
-from recapp.settings.uris import URI, is_uri
+from recapp.settings.uris import URI, UriPath, is_uri, path_to
 
 # Seconds between the tries of a request.
 WAITS = (1.0, 2.0, 4.0, 8.0)
@@ -45,6 +49,9 @@ SECONDS_OF_SILENCE = 30  # after which a server counts as gone
 LONGEST_PROBLEM = 300  # letters of a library's words
 # What tells one version of a file from another, by the names that places give it.
 _VERSION = ("ETag", "Last-Modified", "mtime", "last_modified", "LastModified", "blob_id", "created")
+_PART_BYTES = 16 * 2**20  # of one request for a file that is copied to this machine
+_PARTS_AT_ONCE = 8
+_NOT_THERE = "there is no such file"
 _NETWORK = ("aiohttp", "asyncio", "requests", "urllib3", "httpx")
 _Result = TypeVar("_Result")
 
@@ -97,9 +104,10 @@ def open_file(path: str, *, mapped: bool = False) -> pa.NativeFile:
         raise OSError(number, os.strerror(number), path) from error
 
 
-def located(path: str) -> Path:
+def located(path: str | Path) -> Path:
     """Return a path or a URI as an object with the methods of paths."""
-    return RemotePath(path) if is_uri(path) else Path(path)
+    place = path_to(path)
+    return RemotePath(place) if isinstance(place, UriPath) else place
 
 
 # ---- other places
@@ -131,8 +139,14 @@ class Place(Protocol):
     def names(self, path: str) -> list[tuple[str, str]]:
         """Return the name and kind of each entry of a directory."""
 
+    def sizes(self, path: str) -> dict[str, int]:
+        """Return the bytes of each file in a directory and in those below it, by relative path."""
+
     def put(self, source: str, path: str) -> None:
         """Write a file of this machine there."""
+
+    def delete(self, path: str) -> None:
+        """Delete a file, or a directory with all that is in it, if it exists."""
 
 
 @dataclass(frozen=True)
@@ -167,11 +181,25 @@ class _ArrowPlace(Place):
         inside = self.files.get_file_info(fs.FileSelector(self._own(path)))
         return [(one.base_name, _kind_of(one)) for one in inside]
 
+    def sizes(self, path: str) -> dict[str, int]:
+        own = self._own(path)
+        every = fs.FileSelector(own, allow_not_found=True, recursive=True)
+        inside = self.files.get_file_info(every)
+        return {one.path.removeprefix(f"{own}/"): one.size for one in inside if one.is_file}
+
     def put(self, source: str, path: str) -> None:
-        here = fs.LocalFileSystem()
-        fs.copy_files(
-            source, self._own(path), source_filesystem=here, destination_filesystem=self.files
-        )
+        def copy() -> None:  # fs.copy_files is silent about parts that the server has refused
+            there = self.files.open_output_stream(self._own(path), compression=None)
+            with open(source, "rb") as here, there:
+                shutil.copyfileobj(here, there, _PART_BYTES)
+
+        with ThreadPoolExecutor(1) as pool:  # a stream that Ctrl-C closes has its name, in part
+            pool.submit(copy).result()
+
+    def delete(self, path: str) -> None:
+        kind = self.kind(path)
+        if kind:
+            (self.files.delete_file if kind == "file" else self.files.delete_dir)(self._own(path))
 
 
 def _kind_of(info: fs.FileInfo) -> str:
@@ -212,8 +240,17 @@ class _FsspecPlace(Place):
         found = [one for one in inside if one["name"].rstrip("/") != own and "?" not in one["name"]]
         return [(one["name"].rstrip("/").rpartition("/")[2], _kind_in(one)) for one in found]
 
+    def sizes(self, path: str) -> dict[str, int]:
+        own = str(self.files._strip_protocol(path)).rstrip("/")
+        inside = self.files.find(own, detail=True)
+        return {name.removeprefix(f"{own}/"): known["size"] for name, known in inside.items()}
+
     def put(self, source: str, path: str) -> None:
         self.files.put_file(source, self.files._strip_protocol(path))
+
+    def delete(self, path: str) -> None:
+        if self.kind(path):
+            self.files.rm(self.files._strip_protocol(path), recursive=True)
 
 
 def _kind_in(known: Any) -> str:
@@ -313,7 +350,7 @@ def _problem(error: Exception) -> tuple[str, bool]:
         return "access is denied; give credentials to the place's own client, or check them", False
     cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
     if status == 404 or (isinstance(error, FileNotFoundError) and cause is None):
-        return "there is no such file", False
+        return _NOT_THERE, False
     if status is not None:
         return f"the server answers {status}", status >= 500 or status in (408, 429)
     if isinstance(error, ImportError | ValueError | TypeError) or "Unable to load" in text:
@@ -340,12 +377,66 @@ def put_file(source: Path, path: str) -> None:
     """
 
     def put(place: Place) -> None:
+        if path.startswith("http"):
+            raise ValueError("a web server takes no files; name a bucket or a disk")
         place.put(str(source), path)
         _open_now.pop((path, os.getpid()), None)
         if place.opened(path).size != source.stat().st_size:
             raise OSError("a part of the file is missing there")
 
     _asked(path, put, "written")
+
+
+def read_file(path: str) -> bytes | None:
+    """Return the content of a small file of another place; None if it does not exist.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    _open_now.pop((path, os.getpid()), None)
+    try:
+        return bytes(_RemoteFile(path).read())
+    except DataError as error:
+        if str(error).endswith(_NOT_THERE):
+            return None
+        raise
+
+
+def fetch_file(path: str, out: BinaryIO) -> None:
+    """Copy a file of another place into an open file of this machine, by several requests at once.
+
+    Raises:
+        OSError: The disk is full.
+        DataError: It cannot be read.
+    """
+    size = stamp_of(path).size
+    source = _RemoteFile(path)
+
+    def fetch(first: int) -> None:
+        raw = source.part(first, min(_PART_BYTES, size - first))
+        if os.pwrite(out.fileno(), raw, first) < len(raw):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), tempfile.gettempdir())
+
+    with ThreadPoolExecutor(_PARTS_AT_ONCE) as pool:
+        deque(pool.map(fetch, range(0, size, _PART_BYTES)), maxlen=0)
+
+
+def sizes_in(path: str) -> dict[str, int]:
+    """Return the bytes of each file in a directory of another place and in those below it.
+
+    Raises:
+        DataError: It cannot be listed.
+    """
+    return _asked(path, lambda place: place.sizes(path), "listed")
+
+
+def delete_there(path: str) -> None:
+    """Delete a file or a whole directory of another place, if it exists.
+
+    Raises:
+        DataError: It cannot be deleted.
+    """
+    _asked(path, lambda place: place.delete(path), "deleted")
 
 
 def _opened(path: str) -> Opened:
@@ -391,15 +482,18 @@ class _RemoteFile:
     def read(self, size: int | None = -1) -> bytes:
         left = max(self._opened.size - self._at, 0)
         size = left if size is None or size < 0 else min(size, left)
-        first = self._at
+        raw = self.part(self._at, size) if size else b""
+        self._at += size
+        return raw
+
+    def part(self, first: int, size: int) -> bytes:
+        """Read some bytes; several threads may do so."""
         try:
-            raw: bytes = _asked(self._path, lambda _: self._range(first, size)) if size else b""
+            return _asked(self._path, lambda _: self._range(first, size))
         except DataError:
             if stamp_of(self._path) != _stamp(self._opened):
                 raise changed(self._path) from None
             raise
-        self._at += size
-        return raw
 
     def _range(self, first: int, size: int) -> bytes:
         raw = bytes(self._opened.read(first, size))
@@ -420,32 +514,26 @@ def changed(path: str) -> DataError:
     )
 
 
-class RemotePath(PosixPath):
-    """A URI as a path, with the methods of paths that listings need; a directory's entries know
-    their kind.
-    """
+class RemotePath(UriPath):
+    """A URI as a path that asks its place, for listings; a directory's entries know their kind."""
 
     known_kind: str | None = None
-
-    @override
-    def __str__(self) -> str:
-        return super().__str__().replace(":/", "://", 1)
 
     @property
     def is_in_bucket(self) -> bool:
         """Whether its first part is a bucket, which may be asked for, and not a server."""
-        return self.parts[0] in ("s3:", "gs:", "gcs:")
+        return self.parts[1] in ("s3:", "gs:", "gcs:")
 
     @property
     def top(self) -> "RemotePath":
         """The bucket, or the server."""
-        return RemotePath(f"{self.parts[0]}//{self.parts[1]}")
+        return RemotePath(*self.parts[:3])
 
     @property
     def kind(self) -> str:
         """`file`, `folder`, or an empty text for a name that does not exist."""
         if self.known_kind is None:
-            is_path = is_uri(str(self)) and len(self.parts) > 1
+            is_path = is_uri(str(self)) and len(self.parts) > 2
             self.known_kind = (
                 _asked(str(self), lambda place: place.kind(str(self))) if is_path else ""
             )
@@ -466,10 +554,6 @@ class RemotePath(PosixPath):
     @override
     def is_symlink(self) -> bool:
         return False
-
-    @override
-    def absolute(self) -> "RemotePath":
-        return self
 
     @override
     def iterdir(self) -> "Generator[RemotePath, None, None]":

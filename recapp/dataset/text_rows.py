@@ -353,7 +353,7 @@ def _rows(stream: Any, head: Head, first: int, last: int | None = None) -> Itera
     while True:
         left = BLOCK_BYTES if last is None else min(BLOCK_BYTES, last - first - len(rest))
         block = stream.read(left)
-        data_C = np.frombuffer(rest + block, np.uint8)
+        data_C = text_loops().readable(rest, block)
         at = 0
         while True:
             most = min(BATCH_ROWS, GROUP_ROWS - counted % GROUP_ROWS)

@@ -1,7 +1,8 @@
 """The types of columns of raw logs, found in their values, and the conversion to them.
 
     text column    all values are canonical whole numbers ("7", not "7.0")    int64
-                   all values are numbers, none like 007                      float64
+                   all values are numbers, none like 007, and none a whole    float64
+                   number of 16 digits, which a float would round
                    else                                                       text
     other column   its own type, without dictionaries and views
 
@@ -27,12 +28,14 @@ from recapp.dataset.arrow_types import (
     with_values,
     without_views,
 )
-from recapp.dataset.decode import BadValue, as_text, ids_of_hex, shown
+from recapp.dataset.decode import BadValue, as_text, ids_of_hex, ids_of_text, shown
+from recapp.dataset.schema import TextIds
 
 # int64 | float64 | text; hex: at most 16 hexadecimal digits, which become int64
 Kind = Literal["int64", "float64", "text", "hex"]
 OWN = "own"  # the type that a column has in the files
 _NUMBERS = {"int64": pa.int64(), "float64": pa.float64()}
+_NO_FLOATS = r"\A[+-]?(0[0-9]|[0-9]{16,}\z)"
 
 
 class KindOfText:
@@ -46,17 +49,15 @@ class KindOfText:
         self._sign = sign
         self._whole = True
         self._numbers = True
-        self._values = 0
+        self._values = False
 
     def add(self, column: pa.Array) -> None:
         """Look at some values."""
         if not self._numbers:
             return
         texts = plain(column)
-        texts = parts_of(texts, self._sign).flatten() if self._sign else texts
-        texts = pc.unique(texts).drop_null()
-        texts = texts.filter(pc.not_equal(texts, ""))
-        self._values += len(texts)
+        texts = plain(parts_of(texts, self._sign).flatten()) if self._sign else texts
+        self._values = self._values or texts.null_count < len(texts)
         self._whole = self._whole and _numbers(texts, "int64", True) is not None
         self._numbers = self._whole or _numbers(texts, "float64", True) is not None
 
@@ -64,7 +65,7 @@ class KindOfText:
         """Add what was found in other values."""
         self._whole = self._whole and other._whole
         self._numbers = self._numbers and other._numbers
-        self._values += other._values
+        self._values = self._values or other._values
 
     @property
     def kind(self) -> Kind | None:
@@ -85,10 +86,12 @@ def plain(column: pa.Array) -> pa.Array:
     if not is_text(column.type):
         return column
     texts = as_text(column)
-    empty = pc.equal(texts, "")
-    if not pc.any(empty).as_py():
+    lengths_N = pc.fill_null(pc.binary_length(texts), 0).to_numpy()
+    if lengths_N.all():
         return texts
-    return pc.if_else(empty, pa.scalar(None, texts.type), texts)
+    there = np.packbits(np.append(np.zeros(texts.offset), lengths_N) > 0, bitorder="little")
+    buffers = [pa.py_buffer(there), *texts.buffers()[1:]]
+    return pa.Array.from_buffers(texts.type, len(texts), buffers, offset=texts.offset)
 
 
 def parts_of(texts: pa.Array, sign: str) -> pa.Array:
@@ -153,16 +156,27 @@ def _numbers(texts: pa.Array, kind: str, spelled: bool) -> pa.Array | None:
         texts: The texts.
         kind: `int64` or `float64`.
         spelled: Whether a whole number must have its only spelling, no +7, 007 or 7.0, and other
-            numbers no 0 before their digits, as zip codes have.
+            numbers no 0 before their digits, as zip codes have, and not the digits of large ids.
     """
+    if spelled and kind == "int64":
+        return _whole_numbers(texts)
     try:
         numbers = texts.cast(_NUMBERS[kind])
     except pa.ArrowInvalid:
         return None
-    if spelled and kind == "int64":
-        return numbers if numbers.cast(texts.type).equals(texts) else None
-    padded = spelled and pc.any(pc.match_substring_regex(texts, r"\A[+-]?0[0-9]")).as_py()
-    return None if padded else numbers
+    odd = spelled and pc.any(pc.match_substring_regex(texts, _NO_FLOATS)).as_py()
+    return None if odd else numbers
+
+
+def _whole_numbers(texts: pa.Array) -> pa.Array | None:
+    """Return texts as whole numbers; None if one is none in its only spelling."""
+    buffers = [None, *texts.buffers()[1:]]  # a null is empty, or has a number that is not read
+    spelled = pa.Array.from_buffers(texts.type, len(texts), buffers, offset=texts.offset)
+    try:
+        numbers = ids_of_text(spelled, TextIds.INTEGERS)
+    except BadValue:
+        return None
+    return pa.array(numbers, mask=texts.is_null().to_numpy(zero_copy_only=False))
 
 
 def _first_bad(texts: pa.Array, kind: str, spelled: bool) -> int:

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from recapp import console
 from recapp.console import Column
-from recapp.dataset.arrow_types import is_list
+from recapp.dataset.arrow_types import is_list, is_number
 from recapp.dataset.data_file import Fingerprint, file_facts
 from recapp.dataset.source import Source, open_raw
 from recapp.errors import ConfigError, suggest
@@ -247,8 +247,13 @@ class _SplitWriter:
         rows = pa.concat_tables(self._waiting)
         if self._writer is None:
             self.file.parent.mkdir(exist_ok=True)
+            numbers = [field.name for field in rows.schema if is_number(field.type)]
             self._writer = pq.ParquetWriter(
-                self._unfinished, rows.schema, compression="zstd", write_page_checksum=True
+                self._unfinished,
+                rows.schema,
+                compression="zstd",
+                write_page_checksum=True,
+                write_statistics=numbers,  # of texts they take long, and nobody skips rows by them
             )
         self._writer.write_table(rows, row_group_size=rows.num_rows)
         self._waiting = []

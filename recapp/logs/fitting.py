@@ -5,6 +5,7 @@ by time, vocabularies of the training rows. Each is a pass over the parts of the
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,10 +22,11 @@ from recapp.settings.whole_file import write_whole
 
 FITTED = "state/fitted.json"
 VOCABULARIES = "vocabularies"
+LOOKS = 8  # chunks of rows, all over the logs, in which types of text are found at first
 
 
 class OtherKindError(DataError):
-    """A value is none of the kind that was found in the first rows."""
+    """A value is none of the kind that was found in some rows."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,10 @@ def fitted(
         parts: The logs.
         work: The directory of the conversion.
         workers: The threads.
-        in_all: Whether types are found in all values, or in those of the first part.
+        in_all: Whether types are found in all values, or in `LOOKS` chunks.
 
     Raises:
-        OtherKindError: A value is none of the type that was found in the first part.
+        OtherKindError: A value is none of the type that was found in some chunks.
     """
     shares = (1 - settings.val_share - settings.test_share, settings.val_share, settings.test_share)
     column = settings.time if settings.split == "time" else settings.user
@@ -96,9 +98,9 @@ def fitted(
     given = settings.types or {}
     file = work / FITTED
     if not file.is_file():
-        some = _kinds(settings, parts if in_all else parts[:1], workers)
+        some = _kinds(settings, parts, workers, in_all=in_all)
         if None in some.values():  # columns without a value in these rows
-            some = _kinds(settings, parts, workers)
+            some = _kinds(settings, parts, workers, in_all=True)
         kinds = {name: kind or "text" for name, kind in some.items()}
         split = replace(split, cuts=_cuts(split, parts, workers))
         found = Fitted(kinds, given, separator, split, {})
@@ -119,9 +121,11 @@ def vocabulary_file(folder: Path, column: str) -> Path:
     return folder / VOCABULARIES / f"{column}.parquet"
 
 
-def _kinds(settings: Convert, parts: Sequence[Part], workers: Workers) -> dict[str, str | None]:
-    """Return the kind of each column: given, its own, or that of its texts in some parts, None if
-    there are none.
+def _kinds(
+    settings: Convert, parts: Sequence[Part], workers: Workers, *, in_all: bool
+) -> dict[str, str | None]:
+    """Return the kind of each column: given, its own, or that of its texts in all rows or some;
+    None if it has none there.
     """
     types = parts[0].source.types
     names = settings.columns or tuple(types.names)
@@ -131,16 +135,18 @@ def _kinds(settings: Convert, parts: Sequence[Part], workers: Workers) -> dict[s
         name for name in names if name not in given and is_text(value_type(types.field(name).type))
     ]
     separator = settings.separator or {}
+    some = parts if in_all else parts[:: -(-len(parts) // LOOKS)]
+    most = None if in_all else -(-LOOKS // len(some))
 
     def look(part: Part) -> dict[str, KindOfText]:
         here = {name: KindOfText(separator.get(name)) for name in texts}
-        for _, _, chunk in part.chunks():
+        for _, _, chunk in islice(part.chunks(texts), most):
             for name, one in here.items():
                 one.add(chunk.column(name))
         return here
 
     found = {name: KindOfText() for name in texts}
-    for here in workers.each(parts if texts else (), look):
+    for here in workers.each(some if texts else (), look):
         for name, one in here.items():
             found[name].merge(one)
     return kinds | {name: one.kind for name, one in found.items()}
@@ -154,7 +160,7 @@ def _cuts(split: Split, parts: Sequence[Part], workers: Workers) -> tuple[int, i
 
     def look(part: Part) -> pa.Table:
         counts = Occurrences()
-        for path, first, chunk in part.chunks():
+        for path, first, chunk in part.chunks([str(split.column)]):
             counts.add(pa.array(times_of(chunk, str(split.column), path, first)))
         return counts.result()
 
@@ -172,7 +178,7 @@ def _write_vocabularies(
 
     def look(part: Part) -> dict[str, pa.Table]:
         counts = {name: Occurrences() for name in names}
-        for path, first, chunk in part.chunks():
+        for path, first, chunk in part.chunks([*names, str(found.split.column)]):
             trains = pa.array(found.split.of(chunk, path, first) == 0)
             for name, one in counts.items():
                 one.add(found.column(name, chunk, path, first).filter(trains))

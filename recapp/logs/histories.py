@@ -87,10 +87,11 @@ def write_histories(
     events.mkdir(exist_ok=True)
     lists.mkdir(exist_ok=True)
     shards = sum(part.source.rows for part in parts) // EVENTS + 1
+    read = [str(settings.user), str(settings.item), str(settings.time), *(settings.liked or ())]
 
     def deal(part: Part) -> pa.Table:
         table = pa.concat_tables(
-            _events(chunk, path, first, settings, found) for path, first, chunk in part.chunks()
+            _events(chunk, path, first, settings, found) for path, first, chunk in part.chunks(read)
         )
         users_N = table["user"].to_numpy()
         shard_N = (hashes(_STREAM, users_N) % np.uint64(shards)).astype(np.int64)

@@ -5,7 +5,7 @@ by itself; results come in the order of the parts.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -37,10 +37,17 @@ class Part:
     first: int
     source: Source
 
-    def chunks(self) -> Iterator[tuple[str, int, pa.RecordBatch]]:
-        """Yield the file of some rows, the number of the first one in the logs, and the rows."""
+    def chunks(
+        self, columns: Collection[str] | None = None
+    ) -> Iterator[tuple[str, int, pa.RecordBatch]]:
+        """Yield the file of some rows, the number of the first one in the logs, and the rows.
+
+        Args:
+            columns: The columns that are read; None reads all.
+        """
         first = self.first
-        for file, _, chunk in arrow_chunks(self.source):
+        source = self.source if columns is None else self.source.only(columns)
+        for file, _, chunk in arrow_chunks(source):
             yield file.path, first, chunk
             first += chunk.num_rows
 

@@ -14,6 +14,7 @@ the names of the settings.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from recapp.dataset.data_settings import (
@@ -41,7 +42,9 @@ from recapp.settings.records import (
     record,
     to_plain,
 )
+from recapp.settings.uris import path_to
 from recapp.settings.values import Natural, Paths, Positive, Transport, Within, shown
+from recapp.stored.operations import CHECKPOINTS
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.table_settings import (
     MOST_MEMBERS,
@@ -219,6 +222,7 @@ class Train(Recipe):
     Args:
         snapshots: The number of last epochs whose models are kept; the mean of their outputs
             predicts.
+        checkpoints: The directory of the run's checkpoints; None: one in the run's directory.
         ckpt_path: The stored model; None trains a model from the start.
         resume_data: Whether to refuse (`check`) or to allow (`ignore`) to resume on other data.
         trust: The user's packages whose classes a stored model may name.
@@ -229,6 +233,7 @@ class Train(Recipe):
     """
 
     snapshots: Annotated[int, Within(1, MOST_MEMBERS)] = 1
+    checkpoints: str | None = None
     ckpt_path: str | None = None
     resume_data: Literal["check", "ignore"] = "check"
     trust: tuple[str, ...] = ()
@@ -236,6 +241,10 @@ class Train(Recipe):
     metrics: MetricSettings = composed()
     logger: dict[str, Constructor] = field(default_factory=dict)
     callbacks: dict[str, Constructor] = field(default_factory=dict)
+
+    def checkpoints_in(self, job_dir: Path) -> Path:
+        """Return the directory of the checkpoints of a run that writes in a directory."""
+        return path_to(self.checkpoints) if self.checkpoints else job_dir / CHECKPOINTS
 
     @cached_property
     def built_task(self) -> Task:

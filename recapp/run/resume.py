@@ -29,6 +29,7 @@ from recapp.run.training import (
     has_bar,
 )
 from recapp.settings.records import TARGET, constructor, to_plain
+from recapp.settings.uris import path_to
 from recapp.stored.checkpoint import folder_of
 from recapp.stored.manifest import CheckpointManifest
 from recapp.stored.store import is_checkpoint
@@ -134,7 +135,7 @@ class Resumed:
         state = read_meta(self.path)["callbacks"].get(KeepSnapshots.__qualname__)
         if state is None:
             return []
-        path = Path(self.path).absolute()
+        path = path_to(self.path).absolute()
         checkpoints = kept_before(
             state, self.recipe.snapshots, folder_of(path), self.manifest.run, noted=is_first()
         )
@@ -226,7 +227,7 @@ class RunCallbacks:
         logging: bool,
         settings: Callable[[], Mapping[str, Any]],
     ) -> None:
-        checkpoints = job_dir / "checkpoints"
+        checkpoints = recipe.checkpoints_in(job_dir)
         callbacks = build_callbacks(recipe, checkpoints, logging=logging)
         self.clock = StepClock(job_dir)
         self.early_stop = NoteEarlyStop()
@@ -238,7 +239,7 @@ class RunCallbacks:
         every = recipe.trainer.log_every_n_steps
         progress = TQDMProgressBar(every) if bar else ProgressLines(every)
         self.in_order: list[Callback] = [
-            ClaimDirectory(job_dir, recipe.built_task.known_measures),
+            ClaimDirectory(job_dir, recipe.built_task.known_measures, checkpoints),
             KeepPosition(),
             *(
                 [

@@ -38,17 +38,21 @@ from recapp.run.model import build_model, check_model
 from recapp.run.recipe import Train
 from recapp.run.training import dense_optimizer, without_monitor
 from recapp.settings.records import TARGET, leaves, to_plain
-from recapp.settings.uris import is_uri
-from recapp.settings.values import Paths, shown
+from recapp.settings.uris import is_uri, path_to
+from recapp.settings.values import Paths, shown, typed
 from recapp.stored.block_files import by
 from recapp.stored.manifest import JOINED, CheckpointManifest, Manifest
+from recapp.stored.operations import LAST
 from recapp.stored.start_values import check_values as check_start_files
+from recapp.stored.store import entry_of, files_at, write_file
+from recapp.stored.stored_model import read_manifest
 from recapp.tables.collections import embedding_tables
 from recapp.tables.config import EmbeddingConfig, IdRule
 from recapp.tables.ids import OutsideTable
 from recapp.tables.table_settings import MOST_MEMBERS, TablesOfDataset, named_tables, of_all_members
 
 AS_BEFORE = "set dataset, tables and model as they were when it was saved"
+PROBE = "probe.recapp"  # a file that is written and deleted before a run begins
 MOST_LOOKS = 20_000  # at the range of a column in a row group: some tenths of a second
 START_VALUES = (  # of rows and of optimiser state
     "init_range",
@@ -70,6 +74,7 @@ def check_run(recipe: Train, resumed: CheckpointManifest | None) -> None:
         RecappError: The first mistake.
     """
     check_training(recipe)
+    _check_checkpoints(recipe, resumed)
     check_data(recipe)
     if resumed:
         check_resumed(recipe, resumed)
@@ -81,6 +86,25 @@ def check_run(recipe: Train, resumed: CheckpointManifest | None) -> None:
             f"{named}: no row validates, so there are no metrics, and last.ckpt is the only "
             "checkpoint"
         )
+
+
+def _check_checkpoints(recipe: Train, resumed: CheckpointManifest | None) -> None:
+    """Check that a directory of checkpoints can be written, and has no other run's."""
+    if recipe.checkpoints is None:
+        return
+    folder = path_to(recipe.checkpoints)
+    setting = f"checkpoints={short_path(folder)}"
+    last = folder / LAST
+    if entry_of(last) and (resumed is None or read_manifest(last).run != resumed.run):
+        raise ConfigError(
+            f"{setting}: has the checkpoints of another run: go on from them "
+            f"({typed('ckpt_path', short_path(last))}), or choose another directory"
+        )
+    try:
+        write_file(folder / PROBE, b"")
+        files_at(folder).remove(folder / PROBE)
+    except OSError as error:
+        raise ConfigError(f"{setting}: cannot be written: {error.strerror or error}") from error
 
 
 def check_scoring(recipe: Train, manifest: Manifest) -> None:

@@ -5,6 +5,7 @@ parameters, since tables are no parameters, and those that monitor a metric that
 The error names an alternative.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -356,12 +357,11 @@ def build_callback(settings: Constructor, setting: str, folder: Path) -> Any:
     if _is(kind, Checkpoint) and "dirpath" in signature(kind).parameters:
         if "dirpath" in settings.arguments:
             raise ConfigError(
-                f"{setting}.dirpath: cannot be set: checkpoints lie in the run's directory, "
-                "hydra.run.dir=DIR"
+                f"{setting}.dirpath: cannot be set: checkpoints=DIR says where they are written"
             )
         if settings.arguments.get("save_last"):
             raise ConfigError(f"{setting}.save_last: cannot be set: every run keeps last.ckpt")
-        extra["dirpath"] = str(folder)
+        extra["dirpath"] = os.fspath(folder)
     if (
         _is(kind, EarlyStopping)
         and AT_EPOCH_END in signature(kind).parameters
@@ -439,7 +439,11 @@ def build_loggers(
         make_a(Logger, each, f"logger.{name}", save_dir=str(folder))  # type: ignore[type-abstract]
         for name, each in recipe.logger.items()
     ]
-    if resumed and recipe.ckpt_path and goes_on_in(folder, recipe.ckpt_path):
+    if (
+        resumed
+        and recipe.ckpt_path
+        and goes_on_in(folder, recipe.checkpoints_in(folder), recipe.ckpt_path)
+    ):
         for curves in (logger for logger in loggers if isinstance(logger, CSVCurves)):
             curves.kept_steps = resumed.step
     return loggers

@@ -44,9 +44,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from recapp.errors import CheckpointError
+from recapp.errors import CheckpointError, RecappError
 from recapp.kernels.row_memory import is_finite
 from recapp.processes.faults import FULL, full_disk_error
+from recapp.settings.uris import path_to
 from recapp.sharding.layout import WEIGHT, Block
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.block_files import (
@@ -67,6 +68,7 @@ from recapp.stored.manifest import (
     CheckpointManifest,
     to_json,
 )
+from recapp.stored.operations import LAST, MANIFEST, TMP, beside
 from recapp.stored.plain_parts import (
     DERIVED_VALUES,
     OF_MODEL,
@@ -75,9 +77,6 @@ from recapp.stored.plain_parts import (
     write_meta,
 )
 from recapp.stored.store import (
-    MANIFEST,
-    TMP,
-    beside,
     checkpoints_in,
     clean_up,
     end_of_links,
@@ -134,7 +133,7 @@ def write_checkpoint(
             untouched.
         RankError: Another rank could not write its blocks.
     """
-    path = Path(path).absolute()
+    path = path_to(path).absolute()
     unfinished = beside(path, TMP)
     first = comm.rank == 0
     try:
@@ -154,7 +153,7 @@ def write_checkpoint(
         )
     except Exception:
         if first:
-            with suppress(OSError):
+            with suppress(OSError, RecappError):
                 files_at(path).remove(unfinished)
         raise
 
@@ -265,7 +264,7 @@ def name_metrics(path: str | Path, metrics: Mapping[str, float]) -> None:
     manifest = read_manifest(path)
     whole = replace(manifest, info={**manifest.info, "metrics": dict(metrics)})
     try:
-        write_file(Path(path) / MANIFEST, to_json(whole).encode())
+        write_file(path_to(path) / MANIFEST, to_json(whole).encode())
     except OSError as error:
         raise write_error(path, error) from error
 
@@ -278,12 +277,12 @@ def link_checkpoint(path: str | Path, target: str | Path) -> None:
     Raises:
         CheckpointError: The name belongs to something that is neither a link nor a checkpoint.
     """
-    path = Path(path)
-    if path.absolute() == Path(target).absolute():
+    path = path_to(path)
+    if path.absolute() == path_to(target).absolute():
         return  # a link to itself would lead nowhere
     if not is_link(path):
         _check_name(path)
-    files_at(path).publish(Path(target), path, link=True)
+    files_at(path).publish(path_to(target), path, link=True)
 
 
 # ---- removing
@@ -301,27 +300,25 @@ def remove_checkpoint(path: str | Path, instead: str | Path | None = None) -> No
         CheckpointError: The name belongs to something else, or a link leads to the checkpoint and
             `instead` names no other.
     """
-    path = Path(path)
+    path = path_to(path)
     files = files_at(path)
     if entry_of(path) and not is_link(path) and not is_checkpoint(path):
         raise CheckpointError(f"{path} is no checkpoint and was not removed")
     entry = entry_of(path)
     if entry is None:
         return
-    other = entry_of(Path(instead)) if instead is not None else None
+    other = entry_of(path_to(instead)) if instead is not None else None
     for name in () if entry.target else links_to(path):
         if instead is None or other is None or other.identity == entry.identity:
             raise CheckpointError(
                 f"{path} was not removed, because {name} leads to it: remove {name.name} first"
             )
-        files.publish(Path(instead), name, link=True)
+        files.publish(path_to(instead), name, link=True)
     files.remove(path)
 
 
 # ---- of a run
 
-CHECKPOINTS = "checkpoints"  # their directory in the directory of a run
-LAST = "last.ckpt"  # the link to the last checkpoint of a run
 BEST = "best_k_models"
 KEPT = "kept"
 PATHS = ("dirpath", "best_model_path", "kth_best_model_path", "last_model_path")
@@ -361,7 +358,7 @@ def with_absolute_paths(meta: Mapping[str, Any], checkpoint: str | Path) -> dict
 
 def folder_of(checkpoint: str | Path) -> Path:
     """Return the directory of a checkpoint, also of one to which a link elsewhere leads."""
-    return end_of_links(Path(checkpoint).absolute()).parent
+    return end_of_links(path_to(checkpoint).absolute()).parent
 
 
 def find_named(path: str | Path, folder: Path, run: str) -> Path | None:
@@ -372,8 +369,8 @@ def find_named(path: str | Path, folder: Path, run: str) -> Path | None:
         folder: The directory of the checkpoint that names it.
         run: The identity of its run; empty if it has none.
     """
-    beside = folder / Path(path).name
-    named = Path(os.path.abspath(folder / path))
+    beside = folder / path_to(path).name
+    named = path_to(os.path.abspath(folder / path_to(path)))
     for place in (beside, named) if run else (beside,):
         with suppress(CheckpointError):
             if read_manifest(place).run == run:
@@ -381,19 +378,20 @@ def find_named(path: str | Path, folder: Path, run: str) -> Path | None:
     return None
 
 
-def goes_on_in(folder: Path, resumed: str | Path) -> bool:
+def goes_on_in(folder: Path, checkpoints: Path, resumed: str | Path) -> bool:
     """Return whether a run goes on in its own directory.
 
     Args:
         folder: The directory of the run.
+        checkpoints: The directory of its checkpoints.
         resumed: The checkpoint from which it resumes.
     """
-    above = map(entry_of, end_of_links(Path(resumed).absolute()).parents)
-    home = entry_of(folder)
-    if home is None or home.identity not in {one.identity for one in above if one}:
+    above = map(entry_of, end_of_links(path_to(resumed).absolute()).parents)
+    homes = {one.identity for one in map(entry_of, (folder, checkpoints)) if one}
+    if homes.isdisjoint(one.identity for one in above if one):
         return False
     with suppress(CheckpointError):
-        return read_manifest(folder / CHECKPOINTS / LAST).run == read_manifest(resumed).run
+        return read_manifest(checkpoints / LAST).run == read_manifest(resumed).run
     return True
 
 
@@ -546,7 +544,7 @@ def join_checkpoints(paths: Sequence[str | Path], output: str | Path, run: str =
         CheckpointError: A checkpoint does not exist or is damaged, has another model than the
             first, or a dynamic table; there are too many models; or `output` cannot be written.
     """
-    output = Path(output).absolute()
+    output = path_to(output).absolute()
     unfinished = beside(output, TMP)
     try:
         prepare_save(output, unfinished, {}, {})
@@ -575,7 +573,7 @@ def join_checkpoints(paths: Sequence[str | Path], output: str | Path, run: str =
             del info["config"]["plan"]
         finish_save(output, unfinished, joined.blocks, joined.meta, info)
     except Exception as error:
-        with suppress(OSError):
+        with suppress(OSError, RecappError):
             files_at(output).remove(unfinished)
         if isinstance(error, OSError):
             raise write_error(output, error) from error

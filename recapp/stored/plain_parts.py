@@ -44,10 +44,10 @@ from torch import Tensor
 from recapp.dataset.data_settings import LOG, LOG_EDGES, SETTINGS, Derivation, DerivedColumn
 from recapp.errors import ArtefactError, CheckpointError, ConfigError, RecappError
 from recapp.settings.values import shown
+from recapp.stored.operations import EXPORTED, beside
 from recapp.stored.store import (
     CHECKPOINT,
     Pinned,
-    beside,
     bytes_of,
     crc32_of,
     entry_of,
@@ -495,7 +495,7 @@ def unfinished(output: Path, overwrite: bool) -> Iterator[Path]:
     if not output.name:
         raise ConfigError(f"output={output}: is no name of a new directory: choose another name")
     files = files_at(output)
-    folder = beside(output, "recapp-export")
+    folder = beside(output, EXPORTED)
     try:
         _check_name(output, overwrite)
         with files.locked(folder) as alone:

@@ -11,7 +11,6 @@ Shapes: R rows, D columns of a table; N rows at a time.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from recapp.dataset.schema import Schema
 from recapp.dataset.source import VectorRows
 from recapp.errors import ConfigError, IdError, suggest
 from recapp.kernels.row_memory import is_finite
+from recapp.settings.uris import path_to
 from recapp.sharding.layout import Block
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.missing_ids import MISSING
@@ -98,7 +98,7 @@ def _read(
     """
     setting = f"{SETTING}.{key}={source}"
     path, _, name = source.rpartition("@")
-    if entry_of(Path(source)) or not path or not entry_of(Path(path)):
+    if entry_of(path_to(source)) or not path or not entry_of(path_to(path)):
         path = source
         name = ""
     if table.dynamic is not None:

@@ -1,5 +1,5 @@
-"""What a store of stored models does, in seven operations, and the store of local disks and shared
-file systems.
+"""The store of local disks and shared file systems for stored models, and what the room does with
+the operations of stores (`recapp/stored/operations.py`).
 
     step_000020.ckpt/                a stored model: a directory that is whole
     last.ckpt -> step_000020.ckpt    a link to a model, replaced at once
@@ -11,8 +11,8 @@ file systems.
 One rename cannot replace a directory. So `publish` of local disks first renames the earlier one,
 which is not lost if the process is killed between the two renames: readers look there, too.
 
-A store of objects, which has neither renames nor links, is `tests/stored/object_store.py`.
-Below are the two kinds of stored models, and what the room does with the operations.
+URIs, of stores without renames and links, lead to `recapp/stored/remote_files.py`. Below are the
+two kinds of stored models.
 """
 
 import fcntl
@@ -23,108 +23,28 @@ import shutil
 import stat
 import zlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO
 
 from typing_extensions import override
 
 from recapp.errors import ArtefactError, CheckpointError, RecappError, suggest
-
-
-class Entry(NamedTuple):
-    """What a store knows of a name.
-
-    Args:
-        path: The name.
-        kind: `file` or `folder`, of what a link leads to; `other` without either.
-        size: The size of a file in bytes.
-        target: The path to which a link leads; None for other names.
-        identity: Equal for names that lead to one directory.
-        version: Equal while that directory is unchanged.
-    """
-
-    path: Path
-    kind: str
-    size: int
-    target: Path | None
-    identity: tuple[int, ...]
-    version: tuple[int, ...]
-
-
-class Folder(Protocol):
-    """An open directory: its files can be opened even after its name leads to another directory."""
-
-    def descriptor(self, file: str) -> int:
-        """Return a descriptor of a file, which must be local, because rows are mapped.
-
-        Raises:
-            FileNotFoundError: The file does not exist.
-        """
-
-    def size(self, file: str) -> int | None:
-        """Return the size of a file in bytes; None if it does not exist, -1 if it is no file."""
-
-    def close(self) -> None:
-        """Close the directory; files opened from it stay open."""
-
-
-class Files(Protocol):
-    """The files of a store."""
-
-    def entries(self, path: Path, inside: bool = False) -> Iterator[Entry]:
-        """Yield the entry of a path, if it exists; or the entries inside of a directory.
-
-        Args:
-            path: The path.
-            inside: Whether to yield what is inside.
-        """
-
-    def current(self, name: Path) -> Path:
-        """Return the directory to which a name leads, even if a writer was killed meanwhile."""
-
-    def open_folder(self, folder: Path) -> Folder:
-        """Open a directory for reading.
-
-        Raises:
-            OSError: The directory does not exist.
-        """
-
-    def create(self, file: Path) -> AbstractContextManager[BinaryIO]:
-        """Return a new file to write to. When the `with` ends without an error, the file is safe,
-        and in the place of an earlier one; else nothing changes.
-        """
-
-    def publish(self, folder: Path, name: Path, *, link: bool = False) -> None:
-        """Make a name lead to a whole directory, at once; then delete the earlier directory of that
-        name.
-
-        Args:
-            folder: The directory.
-            name: The name.
-            link: Whether the directory keeps its own name, too; else it is renamed.
-        """
-
-    def remove(self, path: Path) -> None:
-        """Delete a directory, a file or a link; do nothing if the name is free. The name of a
-        checkpoint never leads to a part of it.
-        """
-
-    def locked(self, folder: Path) -> AbstractContextManager[bool]:
-        """Make an empty directory and lock it for this process; yield False if another process has
-        the lock.
-        """
-
-
-OLD = "old"
-REPLACED = "recapp-replaced"
-TMP = "tmp"
-
-
-def beside(path: Path, suffix: str) -> Path:
-    """Return the name of a directory while it is written ("tmp") or replaced ("old")."""
-    return path.with_name(f"{path.name}.{suffix}")
+from recapp.settings.uris import leads_elsewhere, path_to
+from recapp.stored.operations import (
+    CHECKPOINTS,
+    LAST,
+    MANIFEST,
+    MOST_LINKS,
+    OLD,
+    REPLACED,
+    TMP,
+    Entry,
+    Files,
+    Folder,
+    beside,
+)
 
 
 def _aside(path: Path) -> Path:
@@ -133,7 +53,7 @@ def _aside(path: Path) -> Path:
 
 
 class LocalFiles(Files):
-    """The files below a directory of this machine (a `recapp.stored.store.Files`)."""
+    """The files below a directory of this machine (a `recapp.stored.operations.Files`)."""
 
     @override
     def entries(self, path: Path, inside: bool = False) -> Iterator[Entry]:
@@ -284,8 +204,6 @@ LOCAL = LocalFiles()
 
 # ---- stored models
 
-MANIFEST = "manifest.json"  # of every stored model; written last
-
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
@@ -357,14 +275,16 @@ ARTEFACT = Kind(
 )
 
 
-MOST_LINKS = 40  # that Linux follows
-STORES: dict[Path, Files] = {}  # of paths beside this machine's disks, by the directory above
 _LEFT_BEHIND = re.compile(r".+\.ckpt\.(?:tmp|old|\d+(?:-\d+)?(?:\.tmp|\.old)?)")
 
 
 def files_at(path: Path) -> Files:
     """Return the store of a path."""
-    return next((store for top, store in STORES.items() if path.is_relative_to(top)), LOCAL)
+    if leads_elsewhere(path):
+        from recapp.stored.remote_files import REMOTE  # imports pyarrow
+
+        return REMOTE
+    return LOCAL
 
 
 def entry_of(path: Path) -> Entry | None:
@@ -551,7 +471,7 @@ def is_checkpoint(path: str | Path) -> bool:
     """Return whether a path leads to a whole checkpoint; the remains of a killed save are not
     whole.
     """
-    path = Path(path)
+    path = path_to(path)
     return size_of(files_at(path).current(path) / MANIFEST) is not None
 
 
@@ -568,7 +488,7 @@ def read_manifest_text(path: Path) -> bytes:
 
 def is_artefact(path: str | Path) -> bool:
     """Return whether the manifest of a directory names the format of artefacts."""
-    path = Path(path)
+    path = path_to(path)
     try:
         with (
             closing(Pinned(files_at(path).current(path))) as pinned,
@@ -590,7 +510,7 @@ def why_none(path: Path, kind: Kind) -> str:
     if entry and entry.kind == "folder":
         hint = ""
         with suppress(OSError):
-            for last in (folder / "checkpoints" / "last.ckpt", folder / "last.ckpt"):
+            for last in (folder / CHECKPOINTS / LAST, folder / LAST):
                 if is_checkpoint(last):
                     hint = f"; that of this run is {last}"
         return (

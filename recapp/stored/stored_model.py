@@ -21,6 +21,7 @@ from recapp.dataset.data_settings import DerivedColumn
 from recapp.dataset.schema import DERIVED
 from recapp.errors import CheckpointError, DataError, RecappError, suggest
 from recapp.kernels.row_memory import is_finite
+from recapp.settings.uris import path_to
 from recapp.sharding.layout import OF_WEIGHTS, WEIGHT, Block
 from recapp.stored.block_files import check_bytes, check_tiling, fill_blocks, sources_of
 from recapp.stored.manifest import (
@@ -32,6 +33,7 @@ from recapp.stored.manifest import (
     Manifest,
     from_json,
 )
+from recapp.stored.operations import MANIFEST
 from recapp.stored.plain_parts import (
     DERIVED_FILE,
     Values,
@@ -42,15 +44,7 @@ from recapp.stored.plain_parts import (
     read_values,
     values_in,
 )
-from recapp.stored.store import (
-    MANIFEST,
-    Pinned,
-    crc32_of,
-    entry_of,
-    files_at,
-    is_artefact,
-    why_none,
-)
+from recapp.stored.store import Pinned, crc32_of, entry_of, files_at, is_artefact, why_none
 from recapp.transport.communicator import Comm, raise_together, together
 
 if TYPE_CHECKING:  # checks of a path do not import pyarrow
@@ -120,7 +114,7 @@ class Snapshot(Generic[M]):
 
         Arguments and errors are those of `open_stored`. A model of the other kind is an error, too.
         """
-        path = Path(path)
+        path = path_to(path)
         if comm is not None:
             return cls._open_together(path, comm, selector)
 

@@ -38,6 +38,7 @@ from recapp.reporting.run_record import (
 from recapp.reporting.summary import print_rows_read, write_details
 from recapp.sharding.layout import WEIGHT
 from recapp.stored.checkpoint import remove_earlier
+from recapp.stored.operations import CHECKPOINTS
 from recapp.stored.start_values import fill_values
 from recapp.tables.config import EmbeddingConfig
 from recapp.tasks.measures import Measures
@@ -73,11 +74,18 @@ class ClaimDirectory(BatchCallback):
     Args:
         directory: The directory of the run.
         measures: The metrics of the run's task, whose titles reports show; None stores no titles.
+        checkpoints: The directory of its checkpoints; None: one in the directory of the run.
     """
 
-    def __init__(self, directory: Path, measures: Measures | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        measures: Measures | None = None,
+        checkpoints: Path | None = None,
+    ) -> None:
         self.directory = directory
         self.measures = measures
+        self.checkpoints = checkpoints or directory / CHECKPOINTS
         self._done = False
 
     @override
@@ -114,11 +122,11 @@ class ClaimDirectory(BatchCallback):
         """Claim the directory, unless that is done."""
         if trainer.is_global_zero and not self._done:
             claim_directory(self.directory, self.measures)
-            removed = remove_earlier(self.directory / "checkpoints", trainer.ckpt_path)
+            removed = remove_earlier(self.checkpoints, trainer.ckpt_path)
             if removed:
                 note(
-                    f"{short_path(self.directory)}: the checkpoints of an earlier run are deleted: "
-                    f"{', '.join(removed)}"
+                    f"{short_path(self.checkpoints.parent)}: the checkpoints of an earlier run are "
+                    f"deleted: {', '.join(removed)}"
                 )
         self._done = True
 

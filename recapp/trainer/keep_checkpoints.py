@@ -16,6 +16,7 @@ best checkpoint and steps a `ReduceLROnPlateau`. A run that resumes there does t
 """
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial, reduce
@@ -35,14 +36,15 @@ from recapp.console import note
 from recapp.errors import CheckpointError, TrainingError
 from recapp.processes import stopping
 from recapp.processes.stopping import Stopped
+from recapp.settings.uris import path_to
 from recapp.stored.checkpoint import (
     KEPT,
-    LAST,
     find_named,
     folder_of,
     link_checkpoint,
     remove_checkpoint,
 )
+from recapp.stored.operations import LAST
 from recapp.stored.plain_parts import state_must_fit
 from recapp.stored.store import clean_up, new_version
 from recapp.stored.stored_model import read_manifest
@@ -158,7 +160,7 @@ class KeepLast(BatchCallback, Checkpoint):
         """
         callbacks = _model_checkpoints(trainer)
         best = [c.best_model_path for c in callbacks if c.best_model_path and c.monitor]
-        return best[0] if best else str(self.path)
+        return str(path_to(best[0]) if best else self.path)
 
 
 def step_of_best(trainer: Trainer) -> int | None:
@@ -184,7 +186,7 @@ def _just_saved(trainer: Trainer) -> Path | None:
         resumes = callback.monitor is not None and not callback.save_weights_only
         path = callback._last_checkpoint_saved
         if resumes and path and callback._last_global_step_saved == trainer.global_step:
-            return Path(path)
+            return path_to(path)
     return None
 
 
@@ -223,7 +225,7 @@ def _known_best(
     if callback.monitor is None:  # the newest is the best, so other directories do not matter
         return dict(state) if state["dirpath"] == callback.dirpath else {}
     scores = {  # of the precision that they have, which another precision would change
-        str(path): torch.as_tensor(score)
+        os.fspath(path): torch.as_tensor(score)
         for name, score in dict(state["best_k_models"]).items()
         if (path := find_named(name, beside, run)) is not None
     }
@@ -271,7 +273,7 @@ class KeepSnapshots(Callback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {KEPT: [str(path.absolute()) for path in self.kept], "count": self.count}
+        return {KEPT: [os.fspath(path.absolute()) for path in self.kept], "count": self.count}
 
     @override
     def on_load_checkpoint(
@@ -321,7 +323,7 @@ def kept_before(
     """
     with state_must_fit("the list of snapshots", "snapshots"):
         places = {path: find_named(path, beside, run) for path in state[KEPT][-count:]}
-    gone = [Path(path).name for path, place in places.items() if place is None]
+    gone = [path_to(path).name for path, place in places.items() if place is None]
     if gone and noted:
         note(
             f"snapshots={count}: the run of ckpt_path has deleted {', '.join(gone)}; the epochs "

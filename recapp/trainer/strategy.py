@@ -19,6 +19,7 @@ All other methods are DDPStrategy's. If Lightning's behaviour would be wrong or 
 docstring of the method here explains why.
 """
 
+import os
 import re
 import socket
 import sys
@@ -63,6 +64,7 @@ from recapp.planner.rank_memory import check_memory
 from recapp.processes.process_memory import free_memory_bytes, host_id, memory_pools
 from recapp.processes.rank_environment import rank_info
 from recapp.processes.stopping import die_with_parent, saving
+from recapp.settings.uris import path_to
 from recapp.sharding.layout import Block
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import Mode, ShardingPlan
@@ -522,7 +524,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
         if self.recorded is not None:
             self.recorded.finish()
         module = self.lightning_module
-        path = Path(self.broadcast(str(filepath)))
+        path = path_to(self.broadcast(os.fspath(filepath)))
         step = module.trainer.global_step
         stored = {**self.stored(), RUN: self.saved.run, SAVED_AS: path.name}
         parameters = dict(module.named_parameters()) | self.weight_average.tensors()

@@ -44,8 +44,8 @@ from recapp.model_export import export_model
 from recapp.run.run_rows import validation_batches, validation_source
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.stored.manifest import sealed
+from recapp.stored.operations import MANIFEST, REPLACED
 from recapp.stored.plain_parts import unfinished
-from recapp.stored.store import MANIFEST, REPLACED
 from recapp.stored.stored_model import Artefact
 from recapp.tables.config import DataType
 from recapp.tasks.task import ClickTask

@@ -19,7 +19,7 @@ from recapp.dataset.schema import Schema
 from recapp.dataset.source import open_source
 from recapp.dataset.stream import BatchStream
 from recapp.errors import RecappError
-from recapp.logs import conversion, histories, log_parts
+from recapp.logs import conversion, fitting, histories, log_parts
 from recapp.run.recipe import Convert
 
 ROWS = 3000
@@ -106,9 +106,19 @@ def test_uuids_become_text(tmp_path):
     }
 
 
-@pytest.mark.parametrize("last, kind", [("1.5", "double"), ("0042", "string"), ("x", "string")])
+@pytest.mark.parametrize(
+    ("last", "kind"),
+    [
+        ("1.5", "double"),
+        ("0042", "string"),
+        ("x", "string"),
+        ("-0", "double"),
+        ("18446744073709551615", "string"),  # an id, which a float would round
+    ],
+)
 def test_types_hold_for_the_last_value_too(tmp_path, monkeypatch, capsys, last, kind):
     monkeypatch.setattr(log_parts, "PART_ROWS", 10)
+    monkeypatch.setattr(fitting, "LOOKS", 1)
     for number in range(3):
         values = ["7"] * 10 if number < 2 else ["8"] * 9 + [last]
         (tmp_path / f"{number}.csv").write_text("a,b\n" + "".join(f"1,{v}\n" for v in values))

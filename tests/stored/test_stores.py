@@ -3,11 +3,12 @@ local disks do.
 """
 
 import ast
+import os
 from pathlib import Path
 
 import pytest
 import torch
-from object_store import ObjectFiles, Objects
+from dataset.places import needs_s3, s3
 from tables import save, whole
 from trainer.runs import compose, fit, make_logs
 
@@ -15,17 +16,16 @@ import recapp
 from recapp.errors import CheckpointError
 from recapp.model_export import export_model
 from recapp.run.recipe import Export
+from recapp.settings.uris import path_to
 from recapp.stored.checkpoint import link_checkpoint, remove_checkpoint
 from recapp.stored.manifest import ArtefactManifest, to_json
+from recapp.stored.operations import Files
 from recapp.stored.plain_parts import unfinished
-from recapp.stored.store import (
-    STORES,
-    Files,
-    LocalFiles,
-    checkpoints_in,
-    write_file,
-)
+from recapp.stored.remote_files import RemoteFiles
+from recapp.stored.store import LocalFiles, checkpoints_in, write_file
 from recapp.stored.stored_model import Artefact, load_table, read_manifest, read_stored, verify
+
+__all__ = ["s3"]  # a fixture
 
 ROOM = Path(recapp.__file__).parent / "stored"
 TOUCHES = {
@@ -35,7 +35,7 @@ TOUCHES = {
     *("fsync", "fstat", "realpath", "rmtree", "makedirs", "remove_file", "flock"),
 }
 """Calls by which Python touches files."""
-SEAM = ("store.py",)
+SEAM = ("store.py", "remote_files.py")
 
 
 def touching(text):
@@ -65,18 +65,19 @@ def test_only_the_seam_of_the_room_touches_a_file_system():
     assert found == {}
 
 
-@pytest.fixture
-def elsewhere(tmp_path, monkeypatch):
-    """A directory of a store of objects, which the disks of this machine do not have."""
-    top = Path("/no-such-directory-of-this-machine")
-    monkeypatch.setitem(STORES, top, ObjectFiles(Objects(tmp_path / "objects")))
-    return top
+@pytest.fixture(params=["memory", pytest.param("s3", marks=needs_s3)])
+def elsewhere(request):
+    """A directory of another place."""
+    name = os.urandom(4).hex()
+    if request.param == "s3":
+        request.getfixturevalue("s3").files.create_dir(f"bucket-{name}")
+    return path_to(f"{request.param}://bucket-{name}/run")
 
 
 def test_a_store_has_seven_operations():
     names = [name for name in vars(Files) if not name.startswith("_")]
     assert len(names) == 7
-    assert all(hasattr(kind, name) for kind in (LocalFiles, ObjectFiles) for name in names)
+    assert all(hasattr(kind, name) for kind in (LocalFiles, RemoteFiles) for name in names)
 
 
 def test_another_store_keeps_checkpoints_without_a_change_elsewhere(elsewhere):

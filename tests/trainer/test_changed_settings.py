@@ -224,6 +224,7 @@ OF_SETTINGS = {
     "plan.tables": {"C1": "row_wise"},
     "plan.row_order": "mixed",
     "snapshots": 2,
+    "checkpoints": "/elsewhere",
     "resume_data": "ignore",
     "trust": ["trainer"],
     "task.label_smoothing": 0.1,

@@ -107,18 +107,19 @@ class ChunkStore:
         """
         of_numbers, of_targets, of_ids, *more = self._table_AZ3
         of_row_numbers = [more.pop(0)] if self._collate.numbered else []
-        values, bounds = more[::2], more[1::2]
+        bounds = more[1::2]
         place_MB = place_VK.reshape(len(place_VK), batches, -1).swapaxes(0, 1).reshape(batches, -1)
         made = deque(self._without_values(place_B, bounds) for place_B in place_MB)
         dense_BI, ids_L, _, per_MF, target_TB, row_number_B = zip(*made, strict=True)
-        columns, apart = dense_BI[0].shape[1], target_TB[0].stride(0)
+        columns = dense_BI[0].shape[1]
+        apart = target_TB[0].stride(0)
         begin_MF: Int64Array = np.cumsum([[0, *per_F[:-1]] for per_F in per_MF], axis=1)
         _gather(of_numbers, place_VK, dense_BI, np.arange(columns), columns)
         _gather(of_targets, place_VK, target_TB, np.arange(len(target_TB[0])) * apart)
         _gather(of_ids, place_VK, ids_L, np.take(begin_MF, self._singles, axis=1))
         for table_Z3 in of_row_numbers:
             _gather(table_Z3, place_VK, row_number_B, np.arange(1))
-        for feature, values_Z3, bounds_Z3 in zip(self._bags, values, bounds, strict=True):
+        for feature, values_Z3, bounds_Z3 in zip(self._bags, more[::2], bounds, strict=True):
             for batch, place_B in enumerate(place_MB):
                 id_L = ids_L[batch].numpy()[begin_MF[batch, feature] :]
                 compiled().gather_bags(values_Z3, bounds_Z3, place_B, id_L)

@@ -66,7 +66,8 @@ _NUMBERS = _INTEGERS | {
     kind.id: np.zeros(0, kind.to_pandas_dtype())
     for kind in (pa.uint64(), pa.float32(), pa.float64())
 }
-_INT32, _UINT32 = pa.int32().id, pa.uint32().id
+_INT32 = pa.int32().id
+_UINT32 = pa.uint32().id
 _address_of = ctypes.pythonapi.PyCapsule_GetPointer
 _address_of.restype = ctypes.c_void_p
 _address_of.argtypes = ctypes.py_object, ctypes.c_char_p

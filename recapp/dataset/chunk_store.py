@@ -1,6 +1,6 @@
 """Decoded chunks in memory, from which the rows of batches are gathered.
 
-    slot 0     numbers, targets, ids and bags of a chunk, column after column
+    slot 0     numbers, targets, ids, bags and their weights of a chunk, column after column
     slot 1     those of another chunk
     a place    the slot of a row's chunk, and the number of the row in it, in one integer
 
@@ -15,6 +15,7 @@ Letters: A arrays of a chunk, Z slots, C columns, F features, T targets, B rows 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from recapp.dataset.collate import BatchColumns, Collate
 from recapp.dataset.decode import Int64Array, compiled
-from recapp.dataset.rows import FeatureBags, IdArray, Rows
+from recapp.dataset.rows import IdArray, Rows
 from recapp.sparse.transfer import ALIGNMENT, made_together
 
 Array = npt.NDArray[Any]
@@ -44,7 +45,7 @@ def places(slot: int, at_N: Int64Array) -> Int64Array:
 
 def with_short_ids(rows: Rows) -> Rows:
     """Return a chunk whose ids have 32 bits if all fit."""
-    bags = tuple(FeatureBags(_shortened(bag.values_L), bag.offsets_N1) for bag in rows.bags)
+    bags = tuple(replace(bag, values_L=_shortened(bag.values_L)) for bag in rows.bags)
     return replace(rows, ids_SN=_shortened(rows.ids_SN), bags=bags)
 
 
@@ -74,10 +75,12 @@ class ChunkStore:
         is_bag_F = [name in collate.bags for name in collate.schema.features]
         self._bags = np.flatnonzero(is_bag_F)
         self._singles = np.flatnonzero(np.logical_not(is_bag_F))
+        self._weighted = bool(collate.schema.id_weights)
         self._chunks: list[Rows | None] = []
         self._left_Z = np.zeros(0, np.int64)  # rows that are in no batch yet
         # of each array of a chunk: its address, the bytes of a column, and those of a value
-        arrays = 3 + collate.numbered + 2 * len(self._bags)
+        self._per_bag = 2 + self._weighted
+        arrays = 3 + collate.numbered + self._per_bag * len(self._bags)
         self._table_AZ3 = np.zeros((arrays, 0, 3), np.int64)
 
     def add(self, rows: Rows) -> int:
@@ -107,10 +110,10 @@ class ChunkStore:
         """
         of_numbers, of_targets, of_ids, *more = self._table_AZ3
         of_row_numbers = [more.pop(0)] if self._collate.numbered else []
-        bounds = more[1::2]
+        of_bags = [more[n : n + self._per_bag] for n in range(0, len(more), self._per_bag)]
         place_MB = place_VK.reshape(len(place_VK), batches, -1).swapaxes(0, 1).reshape(batches, -1)
-        made = deque(self._without_values(place_B, bounds) for place_B in place_MB)
-        dense_BI, ids_L, _, per_MF, target_TB, row_number_B = zip(*made, strict=True)
+        made = deque(self._without_values(place_B, of_bags) for place_B in place_MB)
+        dense_BI, ids_L, weight_L, _, per_MF, target_TB, row_number_B = zip(*made, strict=True)
         columns = dense_BI[0].shape[1]
         apart = target_TB[0].stride(0)
         begin_MF: Int64Array = np.cumsum([[0, *per_F[:-1]] for per_F in per_MF], axis=1)
@@ -119,20 +122,23 @@ class ChunkStore:
         _gather(of_ids, place_VK, ids_L, np.take(begin_MF, self._singles, axis=1))
         for table_Z3 in of_row_numbers:
             _gather(table_Z3, place_VK, row_number_B, np.arange(1))
-        for feature, values_Z3, bounds_Z3 in zip(self._bags, more[::2], bounds, strict=True):
-            for batch, place_B in enumerate(place_MB):
-                id_L = ids_L[batch].numpy()[begin_MF[batch, feature] :]
-                compiled().gather_bags(values_Z3, bounds_Z3, place_B, id_L)
+        for feature, (values_Z3, bounds_Z3, *weights_Z3) in zip(self._bags, of_bags, strict=True):
+            parts = [(values_Z3, ids_L), *((table_Z3, weight_L) for table_Z3 in weights_Z3)]
+            for (batch, place_B), (table_Z3, part_L) in product(enumerate(place_MB), parts):
+                out_L = part_L[batch].numpy()[begin_MF[batch, feature] :]
+                compiled().gather_bags(table_Z3, bounds_Z3, place_B, out_L)
         self.drop(place_VK.ravel())
         return made
 
-    def _without_values(self, place_B: Int64Array, bounds: Sequence[Int64Array]) -> BatchColumns:
-        """Return the columns of a batch, of which only the lengths are written."""
+    def _without_values(
+        self, place_B: Int64Array, of_bags: Sequence[Sequence[Int64Array]]
+    ) -> BatchColumns:
+        """Return the columns of a batch, of which only lengths, and weights of 1, are written."""
         rows = len(place_B)
         per_F = [rows] * (len(self._bags) + len(self._singles))
         # one number, expanded: who reads lengths sees that they are equal
-        length_FB = np.ones((len(per_F), rows) if bounds else 1, np.int64)
-        for feature, bounds_Z3 in zip(self._bags, bounds, strict=True):
+        length_FB = np.ones((len(per_F), rows) if of_bags else 1, np.int64)
+        for feature, (_, bounds_Z3, *_) in zip(self._bags, of_bags, strict=True):
             per_F[feature] = compiled().lengths_of_bags(bounds_Z3, place_B, length_FB[feature])
         schema = self._collate.schema
         apart = -(-rows // TARGETS_ALIGNED) * TARGETS_ALIGNED if self._for_gpu else rows
@@ -142,15 +148,21 @@ class ChunkStore:
             torch.from_numpy(length_FB.reshape(-1)),
             torch.from_numpy(np.empty((len(schema.targets), apart), np.float32)),
         ]
+        if self._weighted:
+            parts.insert(2, torch.ones(sum(per_F)))
         if self._collate.numbered:
             parts.append(torch.from_numpy(np.empty(rows, np.int64)))
         if self._for_gpu:
-            lengths = parts[2]
+            written = parts[2 : 3 + self._weighted]
             parts = made_together(parts, pinned=torch.cuda.is_available())
-            parts[2].copy_(lengths)
+            for part, values in zip(parts[2 : 3 + self._weighted], written, strict=True):
+                part.copy_(values)
+        weights = parts.pop(2) if self._weighted else None
         dense_BI, ids_L, lengths, target_TB, *row_numbers = parts
         row_number_B = row_numbers[0] if row_numbers else None
-        return BatchColumns(dense_BI, ids_L, lengths, per_F, target_TB[:, :rows], row_number_B)
+        return BatchColumns(
+            dense_BI, ids_L, weights, lengths, per_F, target_TB[:, :rows], row_number_B
+        )
 
     def drop(self, place_N: Int64Array) -> None:
         """Forget rows, which nobody takes any more."""
@@ -176,6 +188,7 @@ def _gather(
 def _arrays_of(rows: Rows) -> list[Array]:
     arrays: list[Array] = [rows.numbers_IN, rows.targets_TN, rows.ids_SN]
     arrays += [] if rows.row_numbers_N is None else [rows.row_numbers_N]
-    arrays += [array for bag in rows.bags for array in (bag.values_L, bag.offsets_N1)]
+    for bag in rows.bags:
+        arrays += [bag.values_L, bag.offsets_N1, *([] if bag.weight_L is None else [bag.weight_L])]
     assert all(array.flags.c_contiguous for array in arrays)
     return arrays

@@ -424,6 +424,8 @@ class BatchStream:
         training: Whether to skip the short last batch. Otherwise each row is yielded once, and all
             ranks yield the same number of batches, with empty batches at the end of a rank without
             further rows.
+        whole: Whether training has the short last batch, too. If it has fewer than two rows for
+            each lane, the batch before it has them.
         dense_transform: A key of `collate.DENSE_TRANSFORMS`.
         numbered: Whether batches have the numbers of their rows, `Batch.row_numbers_B`.
 
@@ -449,11 +451,12 @@ class BatchStream:
         rank: int = 0,
         world: int = 1,
         training: bool = True,
+        whole: bool = False,
         dense_transform: str = "log1p",
         numbered: bool = False,
     ) -> None:
         check_order(batch_size, lanes, world)
-        if training and source.rows < batch_size:
+        if training and not whole and source.rows < batch_size:
             most = source.rows // lanes * lanes
             raise ConfigError(
                 f"dataset.batch_size={batch_size}: larger than the {source.rows} rows there are to "
@@ -469,6 +472,7 @@ class BatchStream:
         self.schema = schema
         self.seed = seed
         self.training = training
+        self.whole = training and whole
         self.batch_size = batch_size
         self.shuffle_rows = shuffle_rows
         self.lanes = rank_lanes(rank, world, lanes)
@@ -485,6 +489,9 @@ class BatchStream:
     def __len__(self) -> int:
         """Return the number of global batches of a whole epoch, independent of the position."""
         rows = self.source.rows
+        if self.whole:
+            least = min(2 * len(self._deal.lanes), self.batch_size)
+            return max((rows + self.batch_size - least) // self.batch_size, 1)
         return rows // self.batch_size if self.training else -(-rows // self.batch_size)
 
     def set_position(self, epoch: int, batches: int) -> None:
@@ -546,28 +553,32 @@ class BatchStream:
 
     def _places(self, reader: Reader) -> Iterator[tuple[IntArray, int]]:
         """Yield the places of the rows of some batches that are made together, [V, K], and the
-        number of batches: `_share` rows of each lane, or fewer in the last batch.
+        number of batches: `_share` rows of each lane, or all that are left in the last batch.
         """
         total = max(self._rows_V, default=0)
         number, taken = divmod(self.first_batch * self._share, self._block)
         waiting_VK = np.zeros((len(self.lanes), 0), np.int64)  # -1 behind the end of a lane
-        left = len(self) - self.first_batch
-        while left > 0:
-            while waiting_VK.shape[1] < self._share and number * self._block < total:
+        last = len(self) - 1
+        batch = self.first_batch
+        while batch <= last:
+            all_left = self.whole and batch == last
+            share = max(self._share, total - last * self._share) if all_left else self._share
+            while waiting_VK.shape[1] < share and number * self._block < total:
                 rows = min(self._block, total - number * self._block)
                 block_VK = self._permuted(reader, number, rows)
                 reader.store.drop(_present(block_VK[:, :taken]))
                 waiting_VK = np.concatenate([waiting_VK, block_VK[:, taken:]], axis=1)
                 taken = 0
                 number += 1
-            batches = min(MADE_TOGETHER, left, waiting_VK.shape[1] // self._share) or 1
-            place_VK = np.ascontiguousarray(waiting_VK[:, : batches * self._share])
+            alike = last + (not self.whole) - batch
+            batches = min(MADE_TOGETHER, alike, waiting_VK.shape[1] // share) or 1
+            place_VK = np.ascontiguousarray(waiting_VK[:, : batches * share])
             if place_VK.min(initial=0) < 0:
                 batches = 1
-                place_VK = _present(waiting_VK[:, : self._share])[None]
+                place_VK = _present(waiting_VK[:, :share])[None]
             yield place_VK, batches
-            waiting_VK = waiting_VK[:, batches * self._share :]
-            left -= batches
+            waiting_VK = waiting_VK[:, batches * share :]
+            batch += batches
 
     def _permuted(self, reader: Reader, number: int, rows: int) -> IntArray:
         """Return the places of a block of each lane, of up to some rows, [V, rows]."""

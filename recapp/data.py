@@ -13,16 +13,21 @@ if __name__ == "__main__":
 
     end_on_signals()  # before the imports below, which take a while
 
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 from recapp.cli.command import run
 from recapp.cli.job import Job
+from recapp.errors import DataError
 from recapp.processes.rank_process import leave
 from recapp.processes.stopping import loading
 from recapp.run.recipe import VERBS, Data
 
+# the settings of these commands by their names in the group `dataset`
+NAMES = {"bad_rows": "bad_rows", "text": "text", "format": "file_format"}
+SETTINGS = re.compile(r"\bdataset\.(bad_rows|text|format)\b(?=[.=])")
 # the module of each verb, imported on use. It has a function with the verb's name
 MODULES = {"inspect": "recapp.logs.inspection", "convert": "recapp.logs.conversion"}
 
@@ -52,7 +57,10 @@ def answer(settings: Data, job: Job) -> None:
     """Run the verb of the job."""
     with loading():
         verb = getattr(import_module(MODULES[job.verb]), job.verb)
-    verb(settings)
+    try:
+        verb(settings)
+    except DataError as error:  # readers name the settings of the group `dataset`
+        raise DataError(SETTINGS.sub(lambda found: NAMES[found[1]], str(error))) from error
 
 
 if __name__ == "__main__":

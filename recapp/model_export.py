@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from recapp import console
 from recapp.cli.stored_recipe import recipe_of_stored
-from recapp.dataset.decode import padding_id
+from recapp.dataset.decode_bags import padding_id
 from recapp.dataset.schema import DERIVED
 from recapp.dataset.sequential_rows import example_rows, plain_rows, table_of
 from recapp.engine.sharded_collection import (
@@ -265,11 +265,13 @@ class _Exporter:
                 **_lists_of("vectors", "width", schema.vectors),
                 **_lists_of("padding", "id", {n: padding_id(schema, n) for n in schema.sparse}),
                 **_lists_of("separator", "text", schema.separator),
+                **_lists_of("id_weights", "column", schema.id_weights),
                 **self._derived(files),
             },
             "lookups": _lookups(build_model(self.recipe)),
             "ids": schema.id_encoding(),
             "example": example,
+            **({"conversions": made} if (made := manifest.info.get("conversions")) else {}),
             # a command line may have changed the model
             "config": {
                 **manifest.config,

@@ -220,12 +220,15 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     """
     recipe: Train = recipe_of(settings, "train")
     prepare_process(recipe)
+    from recapp.dataset.followed_files import first_files
     from recapp.reporting.summary import report_end
     from recapp.run.resume import resumed_run
     from recapp.run.run_checks import check_run
 
     resumed = resumed_run(recipe)
     recipe = resumed.recipe if resumed else recipe
+    if recipe.dataset.follow:
+        first_files(recipe.dataset, noted=is_first())  # on all ranks, before they meet
     if is_first():
         check_run(recipe, resumed.manifest if resumed else None)
     measured, stopped = fit(recipe, job_dir, resumed)
@@ -261,7 +264,7 @@ def fit(
         return _over(recipe, resumed, job_dir), None
 
     manifest = resumed.manifest if resumed else None
-    data = training.build_data(recipe, partial(_write_sizes, recipe, job_dir))
+    data = training.build_data(recipe, partial(_write_sizes, recipe, job_dir), trains=True)
     sized = training.sized_by(recipe, data)
     module = training.build_module(recipe, lambda: build_model(sized()))
     strategy = build_strategy(recipe, training=True, resumed=manifest, sized=sized)

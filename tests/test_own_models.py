@@ -138,7 +138,9 @@ def test_a_model_with_sequences_and_masks_trains_and_lists_its_layers(jobs, tmp_
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    "kind", [k for k in MODELS if k not in (Sequences, own_models.TwoHeads, own_models.NamedOutput)]
+)
 def test_every_model_trains_resumes_predicts_and_is_exported(kind, jobs, tmp_path):
     trained(jobs, tmp_path, kind, "trainer.max_steps=12", path="whole")
     trained(jobs, tmp_path, kind, "trainer.max_steps=7")

@@ -17,15 +17,7 @@ from jobs import metrics_of, validation
 
 pytestmark = pytest.mark.full
 
-PLANS = {
-    "table_wise": [],
-    "row_wise": [],
-    "column_wise": ["++plan.column_width=5"],
-    "table_row_wise": ["topology.hosts=2"],
-    "grid_shard": ["topology.hosts=2"],
-    "data_parallel": [],
-    "mixed": [],
-}
+PLANS = {"column_wise": ["++plan.column_width=5"], "grid_shard": ["topology.hosts=2"]}
 SOME_STEPS = "trainer.max_steps=40"
 BEST_AUC = 0.76  # of one member; seeds differ by .003
 BEST_LOG_LOSS = 0.488
@@ -60,8 +52,8 @@ def train(jobs, logs, base):
 
 @pytest.fixture(scope="module")
 def seeds(stored, logs):
-    """The runs of three seeds under one plan."""
-    runs = [stored.run(*logs, "+plan=mixed", f"seed={seed}") for seed in (1, 2, 3)]
+    """The runs of two seeds under one plan."""
+    runs = [stored.run(*logs, "+plan=mixed", f"seed={seed}") for seed in (1, 2)]
     return [metrics_of(run) for run in runs]
 
 
@@ -71,11 +63,11 @@ def test_the_defaults_train_well_on_real_logs(seeds):
     assert all(
         0.9 < run["val_calibration"] < 1.1 and run["val_normalized_entropy"] < 0.9 for run in seeds
     )
-    assert len({run["val_auc"] for run in seeds}) == 3
+    assert len({run["val_auc"] for run in seeds}) == 2
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_every_plan_trains_on_real_logs_to_the_same_bits(train, stored, logs, plan):
+def test_a_plan_that_cuts_tables_trains_on_real_logs_to_the_same_bits(train, stored, logs, plan):
     expected = metrics_of(stored.run(*logs, "+plan=mixed", SOME_STEPS))
     found = train(plan, f"+plan={plan}", *PLANS[plan], SOME_STEPS)
     assert validation(found) == validation(expected)
@@ -100,8 +92,7 @@ def test_a_model_of_real_logs_is_evaluated_from_its_checkpoint_alone(jobs, base,
     assert validation(found) == pytest.approx(validation(seeds[0]), rel=1e-5)
 
 
-@pytest.mark.parametrize("plan", ["mixed", "grid_shard"])
-def test_what_can_be_known_is_learnt(jobs, base, plan):
+def test_what_can_be_known_is_learnt(jobs, base):
     easy = [
         f"dataset.path={base / 'easy'}",
         "dataset.generate.rows=60000",
@@ -109,7 +100,7 @@ def test_what_can_be_known_is_learnt(jobs, base, plan):
         f"dataset.table_rows={str([6] * 26).replace(' ', '')}",
         "dataset.batch_size=256",
     ]
-    found = jobs.train(base / f"easy_{plan}", *easy, f"+plan={plan}", *PLANS[plan])
+    found = jobs.train(base / "easy_mixed", *easy, "+plan=mixed")
     best = json.loads(Path(base, "easy/_truth.json").read_text())["validation"]
     assert best["auc"] - SHORT_OF_THE_HIDDEN_MODEL["auc"] < found["val_auc"] < best["auc"]
     assert (

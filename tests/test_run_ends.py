@@ -166,7 +166,7 @@ sys.addaudithook(hook)
 
 
 ENDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "stopped by SIGTERM"}
-MOMENTS = 6
+MOMENTS = 4
 
 
 @pytest.mark.full
@@ -324,9 +324,9 @@ def test_a_rank_that_is_stopped_ends_the_run_at_whatever_moment_of_the_start(job
     took = time.monotonic() - began
     run.kill()
     run.wait()
-    for moment in range(5):
+    for moment in range(3):
         run, output = started(moment)
-        time.sleep(took * moment / 4)
+        time.sleep(took * moment / 2)
         assert_ended_when_stopped(run, output, moment % 3, 4)
 
 

@@ -215,6 +215,10 @@ _USES: dict[str, _Fits] = {
         ),
         "lists of numbers",
     ),
+    "id weight": (
+        lambda _, inner: is_number(inner) or is_text(inner) or pt.is_null(inner),
+        "numbers, strings that spell numbers, or lists of those",
+    ),
 }
 
 

@@ -1,6 +1,6 @@
 """Decoded chunks in memory, from which the rows of batches are gathered.
 
-    slot 0     numbers, targets, ids and bags of a chunk, column after column
+    slot 0     numbers, targets, ids, bags and their weights of a chunk, column after column
     slot 1     those of another chunk
     a place    the slot of a row's chunk, and the number of the row in it, in one integer
 
@@ -21,7 +21,7 @@ import torch
 
 from recapp.dataset.collate import BatchColumns, Collate
 from recapp.dataset.decode import Int64Array, compiled
-from recapp.dataset.rows import FeatureBags, IdArray, Rows
+from recapp.dataset.rows import IdArray, Rows
 from recapp.sparse.transfer import ALIGNMENT, made_together
 
 Array = npt.NDArray[Any]
@@ -37,7 +37,7 @@ def places(slot: int, at_N: Int64Array) -> Int64Array:
 
 def with_short_ids(rows: Rows) -> Rows:
     """Return a chunk whose ids have 32 bits if all fit."""
-    bags = tuple(FeatureBags(_shortened(bag.values_L), bag.offsets_N1) for bag in rows.bags)
+    bags = tuple(replace(bag, values_L=_shortened(bag.values_L)) for bag in rows.bags)
     return replace(rows, ids_SN=_shortened(rows.ids_SN), bags=bags)
 
 
@@ -67,10 +67,12 @@ class ChunkStore:
         is_bag_F = [name in collate.bags for name in collate.schema.features]
         self._bags = np.flatnonzero(is_bag_F)
         self._singles = np.flatnonzero(np.logical_not(is_bag_F))
+        self._weighted = bool(collate.schema.id_weights)
         self._chunks: list[Rows | None] = []
         self._left_Z = np.zeros(0, np.int64)  # rows that are in no batch yet
         # of each array of a chunk: its address, the bytes of a column, and those of a value
-        arrays = 3 + collate.numbered + 2 * len(self._bags)
+        self._per_bag = 2 + self._weighted
+        arrays = 3 + collate.numbered + self._per_bag * len(self._bags)
         self._table_AZ3 = np.zeros((arrays, 0, 3), np.int64)
 
     def add(self, rows: Rows) -> int:
@@ -98,8 +100,9 @@ class ChunkStore:
         per_F = [rows] * (len(self._bags) + len(self._singles))
         begin_F: Int64Array = np.arange(len(per_F)) * rows
         length_FB = np.ones((len(per_F), rows) if more else 1, np.int64)
+        of_bags = [more[n : n + self._per_bag] for n in range(0, len(more), self._per_bag)]
         if more:
-            for feature, bounds_Z3 in zip(self._bags, more[1::2], strict=True):
+            for feature, (_, bounds_Z3, *_) in zip(self._bags, of_bags, strict=True):
                 length_B = length_FB[feature]
                 per_F[feature] = compiled().lengths_of_bags(bounds_Z3, place_B, length_B)
             begin_F = np.cumsum([0, *per_F[:-1]])
@@ -113,11 +116,16 @@ class ChunkStore:
             np.empty((targets, apart), np.float32),
             *[np.empty(rows, np.int64) for _ in of_row_numbers],
         ]
+        if self._weighted:
+            arrays.insert(2, np.ones(sum(per_F), np.float32))
         parts = [torch.from_numpy(array) for array in arrays]
         if self._for_gpu:
             parts = made_together(parts, pinned=torch.cuda.is_available())
-            parts[2].copy_(torch.from_numpy(arrays[2]))
+            for made in range(2, 3 + self._weighted):
+                parts[made].copy_(torch.from_numpy(arrays[made]))
             arrays = [part.numpy() for part in parts]
+        weights = parts.pop(2) if self._weighted else None
+        weight_L = arrays.pop(2) if self._weighted else arrays[2]
         dense_BI, id_L, _, target_TB, *row_number_B = arrays
         gather = compiled().gather
         gather(of_numbers, place_B, np.arange(columns), columns, dense_BI.reshape(-1))
@@ -125,12 +133,14 @@ class ChunkStore:
         gather(of_ids, place_B, begin_F[self._singles], 1, id_L)
         for table_Z3, numbers_B in zip(of_row_numbers, row_number_B, strict=True):
             gather(table_Z3, place_B, np.arange(1), 1, numbers_B)
-        for feature, values_Z3, bounds_Z3 in zip(self._bags, more[::2], more[1::2], strict=True):
+        for feature, (values_Z3, bounds_Z3, *weights_Z3) in zip(self._bags, of_bags, strict=True):
             compiled().gather_bags(values_Z3, bounds_Z3, place_B, id_L[begin_F[feature] :])
+            for table_Z3 in weights_Z3:
+                compiled().gather_bags(table_Z3, bounds_Z3, place_B, weight_L[begin_F[feature] :])
         self.drop(place_B)
         dense, ids, lengths, target, *row_numbers = parts
         return BatchColumns(
-            dense, ids, lengths, per_F, target[:, :rows], next(iter(row_numbers), None)
+            dense, ids, weights, lengths, per_F, target[:, :rows], next(iter(row_numbers), None)
         )
 
     def drop(self, place_N: Int64Array) -> None:
@@ -143,6 +153,7 @@ class ChunkStore:
 def _arrays_of(rows: Rows) -> list[Array]:
     arrays: list[Array] = [rows.numbers_IN, rows.targets_TN, rows.ids_SN]
     arrays += [] if rows.row_numbers_N is None else [rows.row_numbers_N]
-    arrays += [array for bag in rows.bags for array in (bag.values_L, bag.offsets_N1)]
+    for bag in rows.bags:
+        arrays += [bag.values_L, bag.offsets_N1, *([] if bag.weight_L is None else [bag.weight_L])]
     assert all(array.flags.c_contiguous for array in arrays)
     return arrays

@@ -106,6 +106,7 @@ class ClickRows:
             rank=rank,
             world=world,
             training=training,
+            whole=settings.follow,
             dense_transform=settings.dense_transform,
             numbered=numbered,
         )

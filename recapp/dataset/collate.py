@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -29,17 +30,16 @@ from recapp.dataset.decode import (
     BadValue,
     Float32Array,
     Int64Array,
-    decode_bags,
     decode_finite,
     decode_ids,
     decode_labels,
     decode_numbers,
     decode_times,
     decode_vectors,
-    padding_id,
     write_ids,
     write_numbers,
 )
+from recapp.dataset.decode_bags import decode_bags, decode_id_weights, padding_id
 from recapp.dataset.nested_columns import own_column, part_of, with_parts
 from recapp.dataset.rows import DecodedColumns, FeatureBags, IdArray, Rows, join
 from recapp.dataset.schema import Schema, TextIds
@@ -180,6 +180,7 @@ class BatchColumns(NamedTuple):
     Args:
         dense_BI: Transformed numbers, [B, I].
         ids_L: The ids of all features, key after key, [L].
+        weights_L: The weights of the ids, [L], 1 in features without; None if all are.
         lengths: The number of ids of each feature and row, [F B]; one number if all are 1.
         per_F: The number of ids of each feature.
         targets_TB: Labels and weights, [T, B].
@@ -188,6 +189,7 @@ class BatchColumns(NamedTuple):
 
     dense_BI: Tensor
     ids_L: Tensor
+    weights_L: Tensor | None
     lengths: Tensor
     per_F: list[int]
     targets_TB: Tensor
@@ -265,22 +267,7 @@ class Collate:
         ids_SN = chunk.short_ids(self.singles, schema.text_ids) if in_32_bits else None
         if ids_SN is None or derives:
             ids_SN = chunk.read(self.singles, np.int64, decode_ids, schema.text_ids, write_ids)
-        bags = tuple(
-            FeatureBags.of(
-                *chunk.decoded_column(
-                    name,
-                    partial(
-                        decode_bags,
-                        text=schema.text_ids(name),
-                        null_is_id=schema.null_is_id(name),
-                        padding=padding_id(schema, name),
-                        separator=schema.separator.get(name),
-                    ),
-                )
-            )
-            for name in schema.sparse
-            if name in self.bags
-        )
+        bags = tuple(self._bags_of(chunk, name) for name in schema.sparse if name in self.bags)
         targets_TN = np.empty((len(schema.targets), record_batch.num_rows), dtype=np.float32)
         for number, name in enumerate(schema.targets):
             decode: Callable[[pa.Array], Float32Array]
@@ -306,6 +293,27 @@ class Collate:
         if vectors:
             numbers_IN = np.concatenate([numbers_IN, *vectors])
         return Rows(numbers_IN, targets_TN, ids_SN, bags)
+
+    def _bags_of(self, chunk: _Chunk, name: str) -> FeatureBags:
+        schema = self.schema
+        separator = schema.separator.get(name)
+        weights = None
+        if column := schema.id_weights.get(name):
+            own = chunk.columns[column]
+            decode = partial(decode_id_weights, name=own, separator=separator)
+            weights = chunk.decoded_column(column, decode)
+        ids = partial(
+            decode_bags,
+            text=schema.text_ids(name),
+            null_is_id=schema.null_is_id(name),
+            padding=padding_id(schema, name),
+            separator=separator,
+            weights=weights,
+        )
+        id_L, length_N, weight_L = chunk.decoded_column(name, ids)
+        if weight_L is None and schema.id_weights:
+            weight_L = np.ones(len(id_L), np.float32)
+        return FeatureBags.of(id_L, length_N, weight_L)
 
     def numbers(
         self, record_batch: pa.RecordBatch, columns: dict[str, str], path: str, rows_N: Int64Array
@@ -354,7 +362,7 @@ class Collate:
             np.zeros((len(self.schema.numbers), 0), dtype=np.float32),
             np.zeros((len(self.schema.targets), 0), dtype=np.float32),
             np.zeros((len(self.single_features), 0), dtype=np.int64),
-            tuple(FeatureBags.of(empty, empty) for _ in self.bags),
+            tuple(FeatureBags.of(empty, empty, empty.astype(np.float32)) for _ in self.bags),
             empty if self.numbered else None,
         )
 
@@ -368,14 +376,17 @@ class Collate:
         single = iter(rows.ids_SN)
         bags = iter(rows.bags)
         parts: list[IdArray] = []
+        weights: list[Any] = []
         length_FB = np.ones((len(self.schema.features), count if rows.bags else 0), np.int64)
         for length_B, name in zip(length_FB, self.schema.features, strict=True):
             if name in self.bags:
                 bag = next(bags)
                 length_B[:] = np.diff(bag.offsets_N1)
                 parts.append(bag.values_L)
+                weights.append(bag.weight_L)
             else:
                 parts.append(next(single))
+                weights.append(np.ones(count, np.float32))
         ids_L = np.concatenate(parts) if rows.bags else rows.ids_SN.reshape(-1)
         # one number, expanded: who reads lengths sees that they are equal
         lengths = torch.from_numpy(length_FB.reshape(-1) if rows.bags else np.ones(1, np.int64))
@@ -384,6 +395,7 @@ class Collate:
             BatchColumns(
                 torch.from_numpy(np.ascontiguousarray(rows.numbers_IN.T)),
                 torch.from_numpy(ids_L),
+                torch.from_numpy(np.concatenate(weights)) if self.schema.id_weights else None,
                 lengths,
                 [len(part) for part in parts],
                 torch.from_numpy(rows.targets_TN),
@@ -402,7 +414,7 @@ class Collate:
             KeyedJaggedTensor.unchecked(
                 list(schema.features),
                 columns.ids_L,
-                None,
+                columns.weights_L,
                 lengths.expand(len(columns.per_F) * rows) if len(lengths) == 1 else lengths,
                 rows,
                 columns.per_F,
@@ -424,13 +436,19 @@ def join_batches(parts: list[Batch]) -> Batch:
     if len(parts) == 1:
         return parts[0]
     keys = parts[0].sparse.keys()
-    values_F = zip(
-        *(torch.split(part.sparse.values(), part.sparse.length_per_key()) for part in parts),
-        strict=True,
-    )
-    values_L = torch.cat([values for of_parts in values_F for values in of_parts])
+
+    def joined(flat: list[Tensor]) -> Tensor:
+        of_keys = [
+            torch.split(x, p.sparse.length_per_key()) for x, p in zip(flat, parts, strict=True)
+        ]
+        return torch.cat([*chain.from_iterable(zip(*of_keys, strict=True))])
+
     lengths_FB = torch.cat([part.sparse.lengths().view(len(keys), -1) for part in parts], 1)
-    sparse = KeyedJaggedTensor(list(keys), values_L, lengths=lengths_FB.view(-1))
+    values = [part.sparse.values() for part in parts]
+    of_ids = [x for part in parts if (x := part.sparse.weights_or_none()) is not None]
+    sparse = KeyedJaggedTensor(
+        list(keys), joined(values), joined(of_ids) if of_ids else None, lengths=lengths_FB.view(-1)
+    )
     labels, weights = (
         {name: torch.cat([target_of(part)[name] for part in parts]) for name in target_of(parts[0])}
         for target_of in (attrgetter("labels"), attrgetter("weights"))

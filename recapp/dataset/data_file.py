@@ -28,11 +28,14 @@ other files                    refuse, or take with resume_data=ignore  take all
 no files in the checkpoint     continue, with a note                    continue, with a note
 """
 
+import json
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from hashlib import blake2b
+from hashlib import blake2b, md5
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import unquote
@@ -160,13 +163,8 @@ class DataFile(NamedTuple):
 
     @property
     def read(self) -> list[str]:
-        """The file's own names of the columns to read from it, each once; of a part of a nested
-        column that of the whole.
-        """
-        from recapp.dataset.nested_columns import own_column  # needs pyarrow, only for files
-
-        names = [one for one in self.asked if one not in self.partitions]
-        return list(dict.fromkeys(own_column(self.types, name) for name in names))
+        """The file's own names of the columns to read from it, each once."""
+        return list(dict.fromkeys(self.above.values()))
 
     @property
     def asked(self) -> dict[str, None]:
@@ -174,21 +172,19 @@ class DataFile(NamedTuple):
         return dict.fromkeys([*self.columns.values(), *self.kept])
 
     @property
-    def changed(self) -> dict[str, str]:
-        """The columns to read that are parts of nested ones, with the name of these; and those of
-        Arrow's view types.
+    def above(self) -> dict[str, str]:
+        """The columns to read, each with the file's own column that has it: itself, or the nested
+        one of which it is a part.
         """
-        from recapp.dataset.arrow_types import has_views
-        from recapp.dataset.nested_columns import own_column
+        from recapp.dataset.nested_columns import own_column  # needs pyarrow, only for files
 
+        partitions = self.partitions
         types = self.types
-        above = {
-            name: own_column(types, name) for name in self.asked if name not in self.partitions
-        }
+        own = set(types.names)  # of which there are many, for each of as many
         return {
-            name: own
-            for name, own in above.items()
-            if name != own or has_views(types.field(own).type)
+            name: name if name in own else own_column(types, name)
+            for name in self.asked
+            if name not in partitions
         }
 
     @property
@@ -253,6 +249,8 @@ def chunks(file: DataFile, row_group: int, rows: int) -> "Iterator[tuple[int, pa
     Raises:
         DataError: The rows cannot be read.
     """
+    from recapp.dataset.arrow_types import has_views
+
     # in another place a trip, and bytes that are asked for one after another may be those of two
     # versions: there the stamp is compared behind the first chunk and before the last one
     far = is_uri(file.path)
@@ -260,7 +258,11 @@ def chunks(file: DataFile, row_group: int, rows: int) -> "Iterator[tuple[int, pa
         raise changed(file.path)
     begin = 0
     values = file.partitions
-    odd = file.changed
+    odd = {
+        name: own
+        for name, own in file.above.items()
+        if name != own or has_views(file.types.field(own).type)
+    }
     try:
         for chunk in file.format.chunks(file, row_group):
             is_last = begin + chunk.num_rows >= rows
@@ -281,9 +283,11 @@ def chunks(file: DataFile, row_group: int, rows: int) -> "Iterator[tuple[int, pa
 
 
 def _completed(
-    chunk: "pa.RecordBatch", values: dict[str, str | None], changed: dict[str, str]
+    chunk: "pa.RecordBatch", values: dict[str, str | None], odd: dict[str, str]
 ) -> "pa.RecordBatch":
-    """Return a chunk with the values of partitions and the parts of its columns, without views."""
+    """Return a chunk with the values of partitions, and with columns that are parts of others or
+    have views.
+    """
     import pyarrow as pa
 
     from recapp.dataset.nested_columns import part_of
@@ -291,7 +295,7 @@ def _completed(
     columns = dict(zip(chunk.schema.names, chunk.columns, strict=True))
     for name, value in values.items():
         columns[name] = pa.repeat(pa.scalar(value, pa.string()), chunk.num_rows)
-    parts = {name: part_of(columns[own], own, name) for name, own in changed.items()}
+    parts = {name: part_of(columns[own], own, name) for name, own in odd.items()}
     return pa.record_batch(columns | parts)
 
 
@@ -304,10 +308,24 @@ def _has_changed(file: DataFile) -> bool:
 
 # ---- the facts of files in a checkpoint
 
+CONVERSION = "recapp_dataset.json"  # the manifest of a conversion, beside its splits
 LISTED = 1000  # the most files with stored facts, so that a checkpoint stays small
 _DIGEST_BYTES = 8
 # Whether to refuse a resume inside of an epoch if the files differ from the checkpoint's.
 ResumeData = Literal["check", "ignore"]
+
+
+def conversions_of(files: Iterable[DataFile]) -> list[dict[str, Any]]:
+    """Return what is known of the conversions (`recapp.data convert`) that have made some files:
+    their manifests without the lists of files, and the MD5 of each manifest.
+    """
+    found = []
+    for folder in dict.fromkeys(os.path.dirname(os.path.dirname(file.path)) for file in files):
+        with suppress(OSError, ValueError, AttributeError):  # none is there, or it is another file
+            raw = Path(folder, CONVERSION).read_bytes()
+            rest = {name: one for name, one in json.loads(raw).items() if name != "files"}
+            found.append({"md5": md5(raw).hexdigest(), **rest})
+    return found
 
 
 class FileFacts(NamedTuple):

@@ -137,6 +137,12 @@ class DataSettings:
 
     Args:
         path: Training logs: a directory, a glob, a `_file_list.txt`, a file, or a list of these.
+        follow: Whether training goes on with the files that appear at `path`, each of which trains
+            once.
+        follow_time: The column whose first values order these files; None orders them by name.
+        follow_seconds: The seconds between two looks at `path`, in which a whole file stays as it
+            is.
+        follow_idle: The seconds without a new file after which training ends; None: never.
         val_path: Validation logs; None takes the end of `path`.
         test_path: Test logs; None without test logs.
         format: The format of all files, by name, or a class derived from
@@ -157,6 +163,8 @@ class DataSettings:
             left out.
         separator: What stands between the ids of a text, by column, which then has a list in each
             row.
+        id_weights: The column of the weights of the ids of a sparse column, by that column: a
+            number for each id, by which its vector is multiplied before its bag is pooled.
         dense_transform: The function applied to dense columns.
         buckets: The rule, or a rule by dense column, by which numbers are also ids: `log`, or a
             number of quantiles.
@@ -194,6 +202,10 @@ class DataSettings:
     """
 
     path: Paths
+    follow: bool = False
+    follow_time: str | None = None
+    follow_seconds: Annotated[float, Within(above=0)] = 10.0
+    follow_idle: Annotated[float, Within(above=0)] | None = None
     val_path: Paths | None = None
     test_path: Paths | None = None
     format: FormatName | Constructor | None = None
@@ -209,6 +221,7 @@ class DataSettings:
     hex: tuple[str, ...] = ()
     padding: PaddingId | dict[str, PaddingId] | None = None
     separator: dict[str, str] | None = None
+    id_weights: dict[str, str] | None = None
     dense_transform: Literal["log1p", "log3", "none"] = "log1p"
     buckets: BucketRule | dict[str, BucketRule] | None = None
     missing_flags: bool | tuple[str, ...] = False
@@ -245,6 +258,11 @@ class DataSettings:
                 )
         _ = self.share_that_validates
         _ = self.files
+        for name in () if self.follow else ("follow_time", "follow_seconds", "follow_idle"):
+            if (value := getattr(self, name)) != getattr(DataSettings, name):
+                raise ConfigError(
+                    f"dataset.{name}={shown(value)}: has no effect without dataset.follow=true"
+                )
         size = self.val_batch_size
         whole = size is None or self.lanes < 1 or (size >= 1 and size % self.lanes == 0)
         if self.fraction == 1 and not whole:
@@ -266,17 +284,18 @@ class DataSettings:
 
     @property
     def share_that_validates(self) -> Fraction:
-        """Return `val_share` as a fraction.
+        """Return `val_share` as a fraction; 0 where files are followed, since all of them train.
 
         Raises:
             ConfigError: `val_share` is not a fraction, or leaves no training rows.
         """
-        return _fraction(
+        share = _fraction(
             self.val_share,
             "dataset.val_share",
             "a share of the rows, from 0 to less than 1, such as 1/7 or 0.1",
             lambda share: 0 <= share < 1,
         )
+        return Fraction(0) if self.follow else share
 
     @property
     def fraction(self) -> Fraction:

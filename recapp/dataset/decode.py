@@ -22,7 +22,7 @@ Shapes: N rows of a column, L ids of a column of lists, D columns of a vector.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
@@ -33,10 +33,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from recapp.dataset.arrow_types import is_list, is_text, spelled_ids, value_type
+from recapp.dataset.arrow_types import is_text, spelled_ids, value_type
 from recapp.dataset.data_settings import DAY_SECONDS
-from recapp.dataset.schema import Schema, TextIds
-from recapp.errors import ConfigError, DataError
+from recapp.dataset.schema import TextIds
+from recapp.errors import DataError
 from recapp.sparse.missing_ids import MISSING
 
 Int64Array = npt.NDArray[np.int64]
@@ -365,77 +365,6 @@ def _buffers(
     return values_N, np.frombuffer(bits, np.uint8) if column.null_count else _NO_BITS
 
 
-def padding_id(schema: Schema, feature: str) -> int | None:
-    """Return the id that fills lists of a feature up to a length; None if none does.
-
-    Raises:
-        ConfigError: The padding of the settings is no id of the feature.
-    """
-    padding = schema.padding
-    value = padding.get(feature) if isinstance(padding, Mapping) else padding
-    if value is None:
-        return None
-    try:
-        # a negative number is no hexadecimal text, and as a number would be an id of 64 bits
-        raw = str(value) if isinstance(value, str) or value < 0 else value
-        number = int(decode_ids(pa.array([raw]), schema.text_ids(feature))[0])
-    except (BadValue, pa.ArrowException, OverflowError) as error:
-        raise ConfigError(f"dataset.padding={value} of {feature}: {error}") from None
-    return None if number == MISSING else number
-
-
-def decode_bags(
-    column: pa.Array,
-    text: TextIds = TextIds.HASHED,
-    null_is_id: bool = False,
-    padding: int | None = None,
-    separator: str | None = None,
-) -> tuple[Int64Array, Int64Array]:
-    """Return the ids [L] and lengths [N] of a column of lists.
-
-    A null list is an empty bag; null or empty elements and padding are skipped.
-
-    Args:
-        column: A list of ids for each row, or one id, which is a list of one.
-        text: The rule for ids of text.
-        null_is_id: Whether a null list is a bag with one missing id.
-        padding: The id that fills lists up to a length; None for lists without.
-        separator: What stands between the ids of a text; None if a text is one id.
-
-    Raises:
-        BadValue: A value is not an id; the index is that of its row (not of the element).
-    """
-    if separator and is_text(value_type(column.type)):
-        column = _without_dictionary(column) if pt.is_dictionary(column.type) else column
-        column = pc.split_pattern(column, separator)
-    if pt.is_fixed_size_list(column.type):
-        column = column.cast(pa.list_(column.type.value_type))
-    elements = column
-    lengths = np.ones(len(column), dtype=np.int64)
-    if is_list(column.type):
-        elements = column.flatten()
-        counts = pc.fill_null(pc.list_value_length(column), 0)
-        lengths = counts.to_numpy(zero_copy_only=False).astype(np.int64)
-    try:
-        ids = decode_ids(elements, text)
-    except BadValue as error:
-        raise BadValue(
-            int(np.searchsorted(np.cumsum(lengths), error.index, side="right")), error.problem
-        ) from None
-    absent = ids == MISSING
-    if padding is not None:
-        absent |= ids == padding
-    if absent.any():
-        sample_L = np.repeat(np.arange(len(lengths)), lengths)
-        lengths = lengths - np.bincount(sample_L[absent], minlength=len(lengths))
-        ids = ids[~absent]
-    if null_is_id and column.null_count:
-        null_N = column.is_null().to_numpy(zero_copy_only=False)
-        ids = np.insert(ids, (np.cumsum(lengths) - lengths)[null_N], MISSING)
-        lengths = np.where(null_N, 1, lengths)
-    return ids, lengths
-
-
 def decode_times(column: pa.Array, unit: str) -> Int64Array:
     """Return the whole seconds since 1970 (UTC) of a column of times, [N], rounded down.
 
@@ -450,7 +379,7 @@ def decode_times(column: pa.Array, unit: str) -> Int64Array:
         BadValue: A value is no whole number.
     """
     if pt.is_dictionary(column.type):
-        column = _without_dictionary(column)
+        column = without_dictionary(column)
     kind = column.type
     ticks = TICKS[unit]
     if pt.is_date32(kind):
@@ -534,7 +463,7 @@ def decode_labels(column: pa.Array, least: float | None = None) -> Float32Array:
     if least is not None:
         return (decode_finite(column, "label") >= np.float32(least)).astype(np.float32)
     if is_text(value_type(column.type)):
-        column = _without_dictionary(column) if pt.is_dictionary(column.type) else column
+        column = without_dictionary(column) if pt.is_dictionary(column.type) else column
         zero, one = (
             pc.match_substring_regex(column, rf"\A{label}(\.0+)?\z")
             .fill_null(False)
@@ -650,10 +579,15 @@ def _through_dictionary(
             return tuple(part[codes] for part in parts)
     except BadValue:
         pass  # the column itself, below, shows whether and where a row has the value
-    return decode(_without_dictionary(column))
+    return decode(without_dictionary(column))
 
 
-def _without_dictionary(column: pa.DictionaryArray) -> pa.Array:
+def without_dictionary(column: pa.DictionaryArray) -> pa.Array:
+    """Return the values of a dictionary-encoded column.
+
+    Raises:
+        BadValue: An index lies beyond the dictionary.
+    """
     _codes(column)
     return column.dictionary_decode()
 

@@ -84,6 +84,10 @@ def given_paths(paths: str | Sequence[str]) -> list[str]:
     return [paths] if isinstance(paths, str) else [str(path) for path in paths]
 
 
+class NoFilesError(DataError):
+    """A directory, a pattern or a prefix names no files, or none yet."""
+
+
 class _Listing:
     """What one path names.
 
@@ -111,12 +115,12 @@ class _Listing:
         except OSError as error:
             raise self._error(f"cannot be read ({error.strerror})") from error
 
-    def _error(self, problem: str) -> DataError:
-        return DataError(f"{self.setting}={self.path}: {problem}")
+    def _error(self, problem: str, kind: type[DataError] = DataError) -> DataError:
+        return kind(f"{self.setting}={self.path}: {problem}")
 
     def _expanded(self) -> list[str]:
         path = located(self.path)
-        known, rest = _literal(self.path) if has_magic(self.path) else ("", "")
+        known, rest = literal(self.path) if has_magic(self.path) else ("", "")
         if has_magic(rest) and not path.exists():
             return self._one_data_set(self._matching(known, rest), located(known))
         if path.name == FILE_LIST and path.is_file():
@@ -128,7 +132,8 @@ class _Listing:
             there = path.parent.iterdir() if path.parent.is_dir() else ()
             near = alike(path.name, sorted(entry.name for entry in there))
             hint = f"; {meant(near)}" if near else ""
-            raise self._error(f"no such file or directory{hint}")
+            kind = NoFilesError if is_uri(self.path) else DataError  # a prefix begins with a file
+            raise self._error(f"no such file or directory{hint}", kind)
         if not path.is_file():
             raise self._error("is neither a file nor a directory")
         return [str(path) if is_uri(self.path) else self.path]
@@ -168,7 +173,7 @@ class _Listing:
         directories = [match for match in matches if match.is_dir()]
         if not directories:
             self._refuse_bucket()
-            raise self._error("no file matches; check the pattern")
+            raise self._error("no file matches; check the pattern", NoFilesError)
         return [name for directory in directories for name in self._in_directory(directory)]
 
     def _refuse_bucket(self) -> None:
@@ -190,7 +195,8 @@ class _Listing:
                 "name one of those directories"
             )
         has = f"has {', '.join(entry.name for entry in entries[:5])}" if entries else "is empty"
-        raise self._error(f"no {FORMAT_NAMES} files ({SUFFIXES}); the directory {has}")
+        text = f"no {FORMAT_NAMES} files ({SUFFIXES}); the directory {has}"
+        raise self._error(text, NoFilesError)
 
     def _walk(self, here: Path, top: Path) -> list[str]:
         """List the data of a directory, or of its partitions and of theirs.
@@ -315,7 +321,7 @@ def _text_of(listing: Path) -> str:
     return text.decode()
 
 
-def _literal(path: str) -> tuple[str, str]:
+def literal(path: str) -> tuple[str, str]:
     """Split a path into the leading directories that exist literally, and the rest.
 
     `b[1]` may be the name of a directory; then it is not a pattern for `b1`.

@@ -112,7 +112,11 @@ def _taken(column: pa.Array, steps: Sequence[str]) -> pa.Array:
     if is_list(column.type):
         return with_values(column, lambda values: _taken(values, steps))
     if pt.is_map(column.type):
-        inner = pc.map_lookup(column, _key(column.type, steps[0]), "last")
+        # Arrow looks nothing up in views, and a part of a map's rows takes no mask
+        pairs = map(without_views, (column.keys, column.items))
+        plain = pa.MapArray.from_arrays(column.offsets, *pairs)
+        inner = pc.map_lookup(plain, _key(plain.type, steps[0]), "last")
+        inner = pc.if_else(column.is_valid(), inner, None) if column.null_count else inner
     else:
         inner = pc.struct_field(column, [column.type.get_field_index(steps[0])])
     return _taken(inner, steps[1:])

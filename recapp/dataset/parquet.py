@@ -163,22 +163,22 @@ def _column_numbers(path: str, stamp: Stamp) -> Mapping[str, int]:
 
 
 def _leaves(path: str, stamp: Stamp) -> list[tuple[str, str]]:
-    """Return the column of each leaf, and the name of the leaf."""
-    footer = read_footer(path, stamp)
-    return [(one.name, leaf) for one in footer.columns for leaf in leaves_of(one.name, one.type)]
+    """Return the column of each leaf and the name of the leaf; none if they are not known."""
+    _, columns, _ = footer = read_footer(path, stamp)
+    leaves = [(one.name, leaf) for one in columns for leaf in leaves_of(one.name, one.type)]
+    return leaves if len(leaves) == len(footer.metadata.schema) else []
 
 
 def _paths(file: DataFile) -> list[str]:
     """Return what is read from a file: columns, and of nested ones only the wanted leaves."""
-    if not file.changed:
+    are_own = file.above.keys() <= set(file.read)
+    leaves = [] if are_own else _leaves(file.path, file.stamp)
+    if not leaves:
         return file.read
     schema = read_footer(file.path, file.stamp).metadata.schema
-    leaves = [leaf for _, leaf in _leaves(file.path, file.stamp)]
-    if len(leaves) != len(schema):
-        return file.read
     return [
         schema.column(n).path
-        for n, leaf in enumerate(leaves)
+        for n, (_, leaf) in enumerate(leaves)
         if any(f"{leaf}.".startswith(f"{x}.") or f"{x}.".startswith(f"{leaf}.") for x in file.asked)
     ]
 

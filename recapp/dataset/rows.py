@@ -6,7 +6,7 @@
     numbers_IN  [I, N]  numbers, transformed
     targets_TN  [T, N]  labels, then weights
     ids_SN      [S, N]  the single id of each row and single-valued feature
-    bags                values_L, offsets_N1 of each multi-valued feature
+    bags                values_L, offsets_N1, weight_L of each multi-valued feature
     row_numbers_N  [N]  the place of each row in the data set, where it is wanted
 
 `DecodedColumns` computes derived columns.
@@ -30,7 +30,7 @@ features or columns of a cross, L ids of a bag feature.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -74,17 +74,20 @@ class FeatureBags:
     Args:
         values_L: The ids of all rows, one bag after the other, [L].
         offsets_N1: The offset of each row's bag, and L at the end, [N + 1].
+        weight_L: The weight of each id, [L]; None if no feature has weights.
     """
 
     values_L: IdArray
     offsets_N1: Int64Array
+    weight_L: Float32Array | None = None
 
     @staticmethod
-    def of(values_L: Int64Array, lengths_N: Int64Array) -> "FeatureBags":
+    def of(
+        values_L: Int64Array, lengths_N: Int64Array, weight_L: Float32Array | None = None
+    ) -> "FeatureBags":
         """Make bags from the number of ids of each row, [N]."""
-        return FeatureBags(
-            values_L, np.concatenate(([0], np.cumsum(lengths_N))).astype(np.int64, copy=False)
-        )
+        offsets_N1 = np.concatenate(([0], np.cumsum(lengths_N))).astype(np.int64, copy=False)
+        return FeatureBags(values_L, offsets_N1, weight_L)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,7 @@ def join(parts: Sequence[Rows]) -> Rows:
         FeatureBags.of(
             np.concatenate([bag.values_L for bag in same]),
             np.concatenate([np.diff(bag.offsets_N1) for bag in same]),
+            None if same[0].weight_L is None else np.concatenate([bag.weight_L for bag in same]),
         )
         for same in zip(*(part.bags for part in parts), strict=True)
     )
@@ -167,9 +171,7 @@ class DecodedColumns:
                 known = column.values
                 assert known is not None, f"{column.in_words()} is not fitted"
                 if (bag := self.bags.get(column.name)) is not None:
-                    self.bags[column.name] = FeatureBags(
-                        places(bag.values_L, known), bag.offsets_N1
-                    )
+                    self.bags[column.name] = replace(bag, values_L=places(bag.values_L, known))
                 else:
                     self.ids[column.name] = places(self.ids[column.name], known)
 

@@ -67,6 +67,8 @@ LISTS = "lists"
 PADDING = "padding"
 # The entry of the rules for ids, in checkpoints, with the separators of ids in text.
 SEPARATOR = "separator"
+# The entry of the rules for ids, in checkpoints, with the columns of the weights of ids.
+ID_WEIGHTS = "id_weights"
 # The entry of the rules for ids, in checkpoints, that lists the derived columns.
 DERIVED = "derived"
 # The fitted values of derived columns, by key.
@@ -101,6 +103,7 @@ class Schema:
         padding: The id that fills lists up to a length and is left out, of all features with bags
             or by feature.
         separator: What stands between the ids of a text, by feature.
+        id_weights: The column of the weights of the ids, by feature; a weight for each id.
         lists: The sparse features that had a bag of ids in each row of training, so that a null is
             an empty bag in them and one missing id in others; None where only the columns say it.
         files: How files are read.
@@ -128,6 +131,7 @@ class Schema:
     vectors: Mapping[str, int] = field(default_factory=dict)
     padding: int | str | Mapping[str, int | str] | None = None
     separator: Mapping[str, str] = field(default_factory=dict)
+    id_weights: Mapping[str, str] = field(default_factory=dict)
     lists: Set[str] | None = None
     files: FileRules = field(default_factory=FileRules)
     label_from: float | None = None
@@ -148,6 +152,7 @@ class Schema:
                 "sparse": self.sparse,
                 "times": self.times,
                 "vectors": self.vectors,
+                "id_weights": self.id_weight_columns,
             }
             where = ", ".join(f"dataset.{use}" for use, names in uses.items() if twice[0] in names)
             raise ConfigError(
@@ -159,7 +164,12 @@ class Schema:
                 "dataset columns: no sparse column named; name at least one feature with ids"
             )
         padded = self.padding if isinstance(self.padding, Mapping) else {}
-        for key, among in (("hex", self.hex), ("padding", padded), ("separator", self.separator)):
+        for key, among in (
+            ("hex", self.hex),
+            ("padding", padded),
+            ("separator", self.separator),
+            ("id_weights", self.id_weights),
+        ):
             for name in among:
                 if name not in self.sparse:
                     raise ConfigError(
@@ -178,8 +188,13 @@ class Schema:
 
     @property
     def inputs(self) -> Naming:
-        """The columns that a row to score has: numbers, ids, times, vectors."""
-        return (*self.dense, *self.sparse, *self.times, *self.vectors)
+        """The columns that a row to score has: numbers, ids, times, vectors, weights of ids."""
+        return (*self.dense, *self.sparse, *self.times, *self.vectors, *self.id_weight_columns)
+
+    @property
+    def id_weight_columns(self) -> Naming:
+        """The columns of the weights of ids, each once."""
+        return tuple(dict.fromkeys(self.id_weights.values()))
 
     @property
     def features(self) -> Naming:
@@ -223,13 +238,13 @@ class Schema:
 
     def bags(self, list_features: Set[str]) -> frozenset[str]:
         """Return the sparse features that have a bag of ids in each row: those whose columns are
-        lists or texts with a separator, and those that had bags in training, where a column of
-        single ids has at most one id in a bag.
+        lists or texts with a separator, whose ids have weights, and those that had bags in
+        training, where a column of single ids has at most one id in a bag.
 
         Args:
             list_features: The sparse features whose columns are lists.
         """
-        lists = {*self.separator, *(self.lists or ())}
+        lists = {*self.separator, *self.id_weights, *(self.lists or ())}
         return frozenset(list_features) | lists.intersection(self.sparse)
 
     def null_is_id(self, feature: str) -> bool:
@@ -298,6 +313,7 @@ class Schema:
             if isinstance(self.padding, Mapping)
             else self.padding,
             separator={name: sign for name, sign in self.separator.items() if name in sparse},
+            id_weights={},
             derived=(),
             times={},
             vectors={},
@@ -305,12 +321,14 @@ class Schema:
 
     def use(self, name: str) -> str:
         """Return the use of a column, by canonical name: `sparse feature`, `dense feature`, `label`
-        (0 or 1), `real label` (any number, or any from 0 to 1), `weight`, `time` or `vector`.
+        (0 or 1), `real label` (any number, or any from 0 to 1), `weight`, `time`, `vector` or
+        `id weight`.
         """
         for use, names in (
             ("sparse feature", self.sparse),
             ("time", self.times),
             ("vector", self.vectors),
+            ("id weight", self.id_weight_columns),
         ):
             if name in names:
                 return use
@@ -338,6 +356,7 @@ class Schema:
             **({} if self.lists is None else {LISTS: sorted(self.lists)}),
             **({} if padding is None else {PADDING: padding}),
             **({SEPARATOR: dict(self.separator)} if self.separator else {}),
+            **({ID_WEIGHTS: dict(self.id_weights)} if self.id_weights else {}),
             **({DERIVED: [column.plain() for column in self.derived]} if self.derived else {}),
         }
 
@@ -396,7 +415,7 @@ class Schema:
                 f"{kind} {checkpoint} was trained on lists of {unknown[0]}, which is no sparse "
                 "feature here: set dataset.sparse as it was trained, or its manifest is damaged"
             )
-        for key in (PADDING, SEPARATOR):
+        for key in (PADDING, SEPARATOR, ID_WEIGHTS):
             if (there := stored.get(key)) != self.id_encoding().get(key):
                 raise CheckpointError(
                     f"{kind} {checkpoint} was trained with dataset.{key}="
@@ -439,7 +458,10 @@ class Schema:
             ),
             (self.dense, (self.dense, *self.dense_namings)),
             (self.sparse, (self.sparse, *self.sparse_namings)),
-            *(((name,), ((name,),)) for name in (*self.times, *self.vectors)),
+            *(
+                ((name,), ((name,),))
+                for name in (*self.times, *self.vectors, *self.id_weight_columns)
+            ),
         ]
         columns = self._by_position(present[: len(present) - len(partitions)])
         if not columns:
@@ -469,6 +491,7 @@ class Schema:
             or self.weights
             or self.times
             or self.vectors
+            or self.id_weights
             or len(present) < len(features)
             or len(first) not in ([len(self.labels)] if self.labels else [0, 1])
             or known & set(present)
@@ -521,6 +544,7 @@ def schema_of(dataset: DataSettings, tables: TableSettings) -> Schema:
         vectors=dataset.vectors or {},
         padding=dataset.padding,
         separator=dataset.separator or {},
+        id_weights=dataset.id_weights or {},
         files=dataset.files,
         label_from=dataset.label_from,
     )

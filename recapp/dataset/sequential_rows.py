@@ -140,7 +140,8 @@ def table_of(rows: Sequence[PlainRow], schema: Schema) -> RawTable:
     for name in schema.inputs:
         column = _array([row[name] for row in rows])
         if pa.types.is_null(column.type):  # all values are missing, so the type is unknown
-            kind = pa.float32() if name in schema.dense else pa.int64()
+            numbers = (*schema.dense, *schema.id_weight_columns)
+            kind = pa.float32() if name in numbers else pa.int64()
             kind = pa.list_(pa.float32()) if name in schema.vectors else kind
             column = pa.nulls(len(rows), kind)
         columns[name] = column

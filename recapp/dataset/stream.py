@@ -391,6 +391,8 @@ class BatchStream:
         training: Whether to skip the short last batch. Otherwise each row is yielded once, and all
             ranks yield the same number of batches, with empty batches at the end of a rank without
             further rows.
+        whole: Whether training has the short last batch, too. If it has fewer than two rows for
+            each lane, the batch before it has them.
         dense_transform: A key of `collate.DENSE_TRANSFORMS`.
         numbered: Whether batches have the numbers of their rows, `Batch.row_numbers_B`.
 
@@ -416,11 +418,12 @@ class BatchStream:
         rank: int = 0,
         world: int = 1,
         training: bool = True,
+        whole: bool = False,
         dense_transform: str = "log1p",
         numbered: bool = False,
     ) -> None:
         check_order(batch_size, lanes, world)
-        if training and source.rows < batch_size:
+        if training and not whole and source.rows < batch_size:
             most = source.rows // lanes * lanes
             raise ConfigError(
                 f"dataset.batch_size={batch_size}: larger than the {source.rows} rows there are to "
@@ -436,6 +439,7 @@ class BatchStream:
         self.schema = schema
         self.seed = seed
         self.training = training
+        self.whole = training and whole
         self.batch_size = batch_size
         self.shuffle_rows = shuffle_rows
         self.lanes = rank_lanes(rank, world, lanes)
@@ -451,6 +455,9 @@ class BatchStream:
     def __len__(self) -> int:
         """Return the number of global batches of a whole epoch, independent of the position."""
         rows = self.source.rows
+        if self.whole:
+            least = min(2 * len(self._deal.lanes), self.batch_size)
+            return max((rows + self.batch_size - least) // self.batch_size, 1)
         return rows // self.batch_size if self.training else -(-rows // self.batch_size)
 
     def set_position(self, epoch: int, batches: int) -> None:
@@ -509,22 +516,25 @@ class BatchStream:
         )
 
     def _places(self, reader: Reader) -> Iterator[IntArray]:
-        """Yield the places of the rows of each batch, [B]: `_share` rows of each lane, or fewer in
-        the last batch.
+        """Yield the places of the rows of each batch, [B]: `_share` rows of each lane, or all that
+        are left in the last batch.
         """
         total = max(map(self._rows_of, self.lanes), default=0)
         number, taken = divmod(self.first_batch * self._share, self._block)
         waiting_VK = np.zeros((len(self.lanes), 0), np.int64)  # -1 behind the end of a lane
-        for _ in range(self.first_batch, len(self)):
-            while waiting_VK.shape[1] < self._share and number * self._block < total:
+        last = len(self) - 1
+        for batch in range(self.first_batch, len(self)):
+            all_left = self.whole and batch == last
+            share = max(self._share, total - last * self._share) if all_left else self._share
+            while waiting_VK.shape[1] < share and number * self._block < total:
                 rows = min(self._block, total - number * self._block)
                 block_VK = self._permuted(reader, number, rows)
                 reader.store.drop(_present(block_VK[:, :taken]))
                 waiting_VK = np.concatenate([waiting_VK, block_VK[:, taken:]], axis=1)
                 taken = 0
                 number += 1
-            yield _present(waiting_VK[:, : self._share])
-            waiting_VK = waiting_VK[:, self._share :]
+            yield _present(waiting_VK[:, :share])
+            waiting_VK = waiting_VK[:, share:]
 
     def _rows_of(self, lane: int) -> int:
         return int(self._deal.lanes[lane][:, 2].sum())

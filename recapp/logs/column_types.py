@@ -13,6 +13,7 @@ value; one that was found must also keep the spelling of whole numbers.
 Letter: N values.
 """
 
+from enum import Flag
 from typing import Literal
 
 import numpy as np
@@ -38,41 +39,39 @@ _NUMBERS = {"int64": pa.int64(), "float64": pa.float64()}
 _NO_FLOATS = r"\A[+-]?(0[0-9]|[0-9]{16,}\z)"
 
 
-class KindOfText:
-    """Find the kind of a column of text.
+class Spelling(Flag):
+    """What the texts of a column spell; of several columns, the union holds."""
 
-    Args:
-        sign: What stands between the values of a text; None for one value.
-    """
-
-    def __init__(self, sign: str | None = None) -> None:
-        self._sign = sign
-        self._whole = True
-        self._numbers = True
-        self._values = False
-
-    def add(self, column: pa.Array) -> None:
-        """Look at some values."""
-        if not self._numbers:
-            return
-        texts = plain(column)
-        texts = plain(parts_of(texts, self._sign).flatten()) if self._sign else texts
-        self._values = self._values or texts.null_count < len(texts)
-        self._whole = self._whole and _numbers(texts, "int64", True) is not None
-        self._numbers = self._whole or _numbers(texts, "float64", True) is not None
-
-    def merge(self, other: "KindOfText") -> None:
-        """Add what was found in other values."""
-        self._whole = self._whole and other._whole
-        self._numbers = self._numbers and other._numbers
-        self._values = self._values or other._values
+    NOTHING = 0
+    VALUES = 1
+    NO_WHOLE_NUMBERS = 2
+    NO_NUMBERS = 4
 
     @property
     def kind(self) -> Kind | None:
-        """The kind of the values so far; None if there were none."""
-        if not self._values:
+        """The kind of a column of these values; None if there are none."""
+        if not self:
             return None
-        return "int64" if self._whole else "float64" if self._numbers else "text"
+        if Spelling.NO_WHOLE_NUMBERS not in self:
+            return "int64"
+        return "text" if Spelling.NO_NUMBERS in self else "float64"
+
+
+def spelling_of(column: pa.Array, sign: str | None = None) -> Spelling:
+    """Return what texts spell.
+
+    Args:
+        column: The texts.
+        sign: What stands between the values of a text; None for one value.
+    """
+    texts = plain(column)
+    texts = plain(parts_of(texts, sign).flatten()) if sign else texts
+    found = Spelling.VALUES if texts.null_count < len(texts) else Spelling.NOTHING
+    if _numbers(texts, "int64", True) is None:
+        found |= Spelling.NO_WHOLE_NUMBERS
+    if _numbers(texts, "float64", True) is None:
+        found |= Spelling.NO_NUMBERS
+    return found
 
 
 def plain(column: pa.Array) -> pa.Array:
@@ -108,7 +107,7 @@ def typed(
         column: The values.
         kind: A `Kind`, or `OWN`.
         sign: What stands between the values of a text, which become a list; None for one value.
-        spelled: Whether numbers must also be spelled as `KindOfText` asks.
+        spelled: Whether numbers must also be spelled as `Spelling` asks.
 
     Raises:
         BadValue: A value is none of this kind.

@@ -3,11 +3,12 @@
     logs -> parts of 262,144 rows
     fit      types of text; cuts of a split by time; vocabularies of the training rows
     parts    OUT.parts/train/part-00000.parquet, OUT.parts/val/..          on all cores
+             in the order of the files, or dealt and sorted (`orders.py`)
     publish  OUT.parts/recapp_dataset.json, then OUT.parts becomes OUT     whole, or not there
 
 Memory holds a row group for each thread, and the distinct values of vocabularies. A conversion that
 was ended goes on where it stopped, if the same command is given: its fit, and the parts that are
-whole, stay in OUT.parts. Rows keep the order of the files.
+whole, stay in OUT.parts.
 
 The manifest has the sources, the recipe, and rows, bytes and md5 of each file.
 """
@@ -16,18 +17,20 @@ import hashlib
 import json
 import os
 import shutil
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recapp import console
 from recapp.console import Column
 from recapp.dataset.arrow_types import is_list, is_number
-from recapp.dataset.data_file import Fingerprint, file_facts
+from recapp.dataset.data_file import CONVERSION, Fingerprint, file_facts
 from recapp.dataset.source import Source, open_raw
 from recapp.errors import ConfigError, suggest
 from recapp.logs.fitting import Fitted, OtherKindError, fitted
@@ -40,16 +43,17 @@ from recapp.logs.histories import (
     with_negatives,
     write_histories,
 )
-from recapp.logs.log_parts import Part, Workers, parts_of
+from recapp.logs.log_parts import Part, Workers, deal, parts_of
+from recapp.logs.orders import GROUP_ROWS, KEY, bounds_of, in_order, with_keys
 from recapp.logs.splits import SPLITS
 from recapp.processes.rank_environment import LOCK_FILE, locked
 from recapp.run.recipe import Convert
 from recapp.settings.records import to_plain
 from recapp.settings.whole_file import write_whole
 
-GROUP_ROWS = 1 << 16  # of a row group of the results
-MANIFEST = "recapp_dataset.json"
 STATE = "state"  # of a conversion that is not done
+SPLIT = "the split"  # the number of each row's split, while rows are on their way
+R = TypeVar("R")
 COLUMNS = [
     Column("split", "split"),
     Column("rows", "rows"),
@@ -99,7 +103,7 @@ def convert(settings: Convert) -> None:
 def _is_ours(folder: Path) -> bool:
     """Return whether a conversion has made a directory, or nobody has put anything into it."""
     names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else {"a file"}
-    return names <= {LOCK_FILE} or bool(names & {MANIFEST, STATE})
+    return names <= {LOCK_FILE} or bool(names & {CONVERSION, STATE})
 
 
 def check(settings: Convert, source: Source) -> None:
@@ -164,9 +168,23 @@ def _converted(settings: Convert, source: Source, work: Path) -> list[dict[str, 
         "files": files,
         "sources": [facts._asdict() for facts in sources],
     }
-    write_whole(work / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    write_whole(work / CONVERSION, json.dumps(manifest, indent=1) + "\n")
     shutil.rmtree(work / STATE)
     return rows
+
+
+def _counted(what: str, rows: Sequence[int], results: Iterable[R]) -> Iterator[R]:
+    """Yield results, and show how many rows are done.
+
+    Args:
+        what: What is counted, for people.
+        rows: The rows of each result.
+        results: The results.
+    """
+    with console.progress(what, sum(rows)) as advance:
+        for count, result in zip(rows, results, strict=True):
+            advance(count)
+            yield result
 
 
 def _written(
@@ -177,13 +195,28 @@ def _written(
     workers = Workers(settings.num_threads or os.cpu_count() or 1)
     found = fitted(settings, parts, work, workers, in_all=in_all)
     write_histories(settings, found, parts, work / STATE, workers)
-    files: list[dict[str, Any]] = []
-    with console.progress("Rows", source.rows) as advance:
-        written = workers.each(parts, lambda part: _write_part(part, settings, found, work))
-        for part, of_part in zip(parts, written, strict=True):
-            files += of_part
-            advance(part.source.rows)
-    return found, files
+    rows = [part.source.rows for part in parts]
+    if settings.order == "files":
+        written = workers.each(
+            parts, lambda part: _write(part.number, _rows_of(part, settings, found, work), work)
+        )
+        return found, [*chain.from_iterable(_counted("Rows", rows, written))]
+    folder = work / STATE / "rows"
+    folder.mkdir(exist_ok=True)
+    bounds = bounds_of(settings, parts, workers)
+
+    def deal_part(part: Part) -> None:
+        file = folder / f"{part.number:05d}.arrow"
+        if not file.exists():
+            table = pa.concat_tables(_rows_of(part, settings, found, work))
+            shard_N = np.searchsorted(bounds, table[KEY].to_numpy(), side="right")
+            deal(file, table, shard_N, len(bounds) + 1)
+
+    deque(_counted("Rows", rows, workers.each(parts, deal_part)), maxlen=0)
+    files = sorted(folder.glob("*.arrow"))
+    shards = range(len(bounds) + 1)
+    written = workers.each(shards, lambda shard: _write(shard, in_order(files, shard), work))
+    return found, [*chain.from_iterable(_counted("Sorted", [1] * len(shards), written))]
 
 
 _NOT_OF_RESULTS = ("format", "path", "out", "overwrite", "num_threads")
@@ -259,20 +292,40 @@ class _SplitWriter:
         self._waiting = []
 
 
-def _write_part(part: Part, settings: Convert, found: Fitted, work: Path) -> list[dict[str, Any]]:
-    """Convert a part, unless that was done before; return its files."""
-    done = work / STATE / f"part-{part.number:05d}.json"
+def _write(number: int, tables: Iterator[pa.Table], work: Path) -> list[dict[str, Any]]:
+    """Write rows, each into its split, unless that was done before; return the files.
+
+    Args:
+        number: The number of the files.
+        tables: The rows, with a column `SPLIT`.
+        work: The directory of the conversion.
+    """
+    done = work / STATE / f"part-{number:05d}.json"
     if done.is_file():
         known: list[dict[str, Any]] = json.loads(done.read_text())
         return known
-    writers = {
-        name: _SplitWriter(work / name / f"part-{part.number:05d}.parquet") for name in SPLITS
-    }
+    writers = {name: _SplitWriter(work / name / f"part-{number:05d}.parquet") for name in SPLITS}
     used = []
+    for table in tables:
+        split_N = table[SPLIT].to_numpy()
+        rows = table.drop_columns([SPLIT])
+        for split in (here := np.unique(split_N).tolist()):
+            some = rows.filter(pa.array(split_N == split)) if len(here) > 1 else rows
+            writers[SPLITS[split]].add(some)
+            used.append(SPLITS[split])
+    files = [writers[name].close() for name in SPLITS if name in used]
+    write_whole(done, json.dumps(files))
+    return files
+
+
+def _rows_of(part: Part, settings: Convert, found: Fitted, work: Path) -> Iterator[pa.Table]:
+    """Yield the converted rows of a part, with their splits, and keys if they are to be sorted."""
     lists = lists_of(part, work / STATE) if settings.history or settings.negatives else pa.table({})
     for path, first, chunk in part.chunks():
         rows = found.table(chunk, path, first)
-        split_N = found.split.of(chunk, path, first)
+        rows = rows.append_column(SPLIT, pa.array(found.split.of(chunk, path, first)))
+        if settings.order != "files":
+            rows = with_keys(rows, chunk, path, first, settings)
         if settings.liked or settings.negatives:
             liked = liked_rows(chunk, path, first, settings, found).astype(np.int64)
             rows = rows.append_column(LIKED, pa.array(liked))
@@ -282,12 +335,5 @@ def _write_part(part: Part, settings: Convert, found: Fitted, work: Path) -> lis
             rows = rows.append_column(HISTORY, found.with_ids(str(settings.item), items))
         if settings.negatives:
             others = found.with_ids(str(settings.item), here[NEGATIVES].combine_chunks())
-            split_N = np.repeat(split_N, pc.list_value_length(others).to_numpy() + 1)
             rows = with_negatives(rows, str(settings.item), others)
-        for number in (here := np.unique(split_N).tolist()):
-            some = rows.filter(pa.array(split_N == number)) if len(here) > 1 else rows
-            writers[SPLITS[number]].add(some)
-            used.append(SPLITS[number])
-    files = [writers[name].close() for name in SPLITS if name in used]
-    write_whole(done, json.dumps(files))
-    return files
+        yield rows

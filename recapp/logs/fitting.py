@@ -5,7 +5,9 @@ by time, vocabularies of the training rows. Each is a pass over the parts of the
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import islice
+from operator import or_
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +15,7 @@ import pyarrow.parquet as pq
 
 from recapp.dataset.arrow_types import is_text, value_type
 from recapp.errors import DataError
-from recapp.logs.column_types import OWN, KindOfText, typed
+from recapp.logs.column_types import OWN, Spelling, spelling_of, typed
 from recapp.logs.log_parts import Part, Workers, naming
 from recapp.logs.splits import Split, cuts_of_order, cuts_of_times, times_of
 from recapp.logs.vocabularies import Occurrences, encoded, vocabulary
@@ -138,18 +140,18 @@ def _kinds(
     some = parts if in_all else parts[:: -(-len(parts) // LOOKS)]
     most = None if in_all else -(-LOOKS // len(some))
 
-    def look(part: Part) -> dict[str, KindOfText]:
-        here = {name: KindOfText(separator.get(name)) for name in texts}
+    def look(part: Part) -> list[Spelling]:
+        here = [Spelling.NOTHING] * len(texts)
         for _, _, chunk in islice(part.chunks(texts), most):
-            for name, one in here.items():
-                one.add(chunk.column(name))
+            for n, name in enumerate(texts):
+                here[n] |= spelling_of(chunk.column(name), separator.get(name))
         return here
 
-    found = {name: KindOfText() for name in texts}
-    for here in workers.each(some if texts else (), look):
-        for name, one in here.items():
-            found[name].merge(one)
-    return kinds | {name: one.kind for name, one in found.items()}
+    found = [*workers.each(some if texts else (), look)]
+    return kinds | {
+        name: reduce(or_, each).kind
+        for name, each in zip(texts, zip(*found, strict=True), strict=True)
+    }
 
 
 def _cuts(split: Split, parts: Sequence[Part], workers: Workers) -> tuple[int, int] | None:

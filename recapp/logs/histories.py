@@ -29,13 +29,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import ipc
 
 from recapp.dataset.arrow_types import is_number
 from recapp.dataset.counter_hash import hashes
 from recapp.errors import DataError
 from recapp.logs.fitting import Fitted
-from recapp.logs.log_parts import Part, Workers
+from recapp.logs.log_parts import Part, Workers, deal, dealt
 from recapp.logs.splits import times_of, users_of
 from recapp.logs.vocabularies import Occurrences
 from recapp.run.recipe import Convert
@@ -87,31 +86,31 @@ def write_histories(
     events.mkdir(exist_ok=True)
     lists.mkdir(exist_ok=True)
     shards = sum(part.source.rows for part in parts) // EVENTS + 1
+    firsts = [part.first for part in parts]
     read = [str(settings.user), str(settings.item), str(settings.time), *(settings.liked or ())]
 
-    def deal(part: Part) -> pa.Table:
+    def look(part: Part) -> pa.Table:
         table = pa.concat_tables(
             _events(chunk, path, first, settings, found) for path, first, chunk in part.chunks(read)
         )
         users_N = table["user"].to_numpy()
         shard_N = (hashes(_STREAM, users_N) % np.uint64(shards)).astype(np.int64)
-        for shard in range(shards):
-            here = table.filter(pa.array(shard_N == shard))
-            _write(events / f"{shard:05d}-{part.number:05d}.arrow", here)
+        deal(events / f"{part.number:05d}.arrow", table, shard_N, shards)
         counts = Occurrences()
         counts.add(table["item"].combine_chunks())
         return counts.result()
 
     def join(shard: int) -> None:
-        files = sorted(events.glob(f"{shard:05d}-*.arrow"))
-        table = pa.concat_tables(map(_read, files)).combine_chunks()
+        table = dealt(sorted(events.glob("*.arrow")), shard).combine_chunks()
         columns = {HISTORY: _histories(table, settings.history or 0)}
         if settings.negatives:
             columns[NEGATIVES] = _negatives(table, every_item, settings.negatives, settings.seed)
-        _write_by_part(pa.table({"row": table["row"], **columns}), parts, lists, shard)
+        part_N = np.searchsorted(firsts, table["row"].to_numpy(), side="right") - 1
+        found = pa.table({"row": table["row"], **columns})
+        deal(lists / f"{shard:05d}.arrow", found, part_N, len(parts))
 
     items = Occurrences()
-    for counted in workers.each(parts, deal):
+    for counted in workers.each(parts, look):
         items.merge(counted)
     every_item = items.result().sort_by("value")["value"].combine_chunks()
     for _ in workers.each(range(shards), join):
@@ -119,21 +118,9 @@ def write_histories(
     (lists / "done").touch()
 
 
-def _write_by_part(found: pa.Table, parts: Sequence[Part], folder: Path, shard: int) -> None:
-    """Write what was found for some users, a file for each part, in the order of the rows."""
-    rows_N = found["row"].to_numpy()
-    found = found.take(pa.array(np.argsort(rows_N, kind="stable")))
-    firsts = np.searchsorted(np.sort(rows_N), [part.first for part in parts])
-    bounds = np.append(firsts, len(rows_N)).tolist()
-    for part, begin in zip(parts, bounds, strict=False):
-        here = found.slice(begin, bounds[part.number + 1] - begin)
-        _write(folder / f"{part.number:05d}-{shard:05d}.arrow", here)
-
-
 def lists_of(part: Part, state: Path) -> pa.Table:
     """Return the history, and the negatives if there are any, of each row of a part, in order."""
-    files = sorted((state / "histories").glob(f"{part.number:05d}-*.arrow"))
-    table = pa.concat_tables(map(_read, files)).combine_chunks()
+    table = dealt(sorted((state / "histories").glob("*.arrow")), part.number)
     return table.take(pa.array(np.argsort(table["row"].to_numpy(), kind="stable")))
 
 
@@ -228,13 +215,3 @@ def _negatives(events: pa.Table, every_item: pa.Array, most: int, seed: int) -> 
 def _latest(new_N: npt.NDArray[np.bool_]) -> Int64Array:
     """Return the place of the latest True up to each place, [N]."""
     return np.maximum.accumulate(np.where(new_N, np.arange(len(new_N)), 0))
-
-
-def _write(file: Path, table: pa.Table) -> None:
-    with ipc.new_file(str(file), table.schema) as writer:
-        writer.write_table(table)
-
-
-def _read(file: Path) -> pa.Table:
-    with ipc.open_file(pa.memory_map(str(file))) as reader:
-        return reader.read_all()

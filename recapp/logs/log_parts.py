@@ -1,7 +1,11 @@
 """Parts of logs, and the work on them by threads.
 
 A part is a run of whole row groups, about 262,144 rows. Each part is read, counted and converted
-by itself; results come in the order of the parts.
+by itself; results come in the order of the parts. Rows that belong together across parts are dealt:
+each part writes them into a file with a record batch for each shard, and a shard is read from all
+files.
+
+Letter: N rows.
 """
 
 from collections import deque
@@ -9,10 +13,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, pairwise
+from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+from pyarrow import ipc
 
 from recapp.dataset.decode import BadValue
 from recapp.dataset.source import Segment, Source, arrow_chunks
@@ -87,6 +95,35 @@ def naming(column: str, path: str, first: int, kind: type[DataError] = DataError
     except BadValue as error:
         where = f"{path}: row {first + error.index} of the logs, column {column}"
         raise kind(f"{where}: {error.problem}") from None
+
+
+def deal(file: Path, rows: pa.Table, shard_N: npt.NDArray[np.int64], shards: int) -> None:
+    """Write rows into a file with a record batch for each shard; the file appears when it is whole.
+
+    Args:
+        file: The file.
+        rows: The rows.
+        shard_N: The shard of each row, [N].
+        shards: The number of shards.
+    """
+    order_N = np.argsort(shard_N, kind="stable")
+    columns = [column.combine_chunks() for column in rows.take(pa.array(order_N)).columns]
+    dealt = pa.RecordBatch.from_arrays(columns, schema=rows.schema)
+    bounds = np.searchsorted(shard_N[order_N], np.arange(shards + 1)).tolist()
+    unfinished = file.with_name(f"{file.name}.tmp")
+    with ipc.new_file(str(unfinished), rows.schema) as writer:
+        for begin, end in pairwise(bounds):
+            writer.write_batch(dealt.slice(begin, end - begin))
+    unfinished.replace(file)
+
+
+def dealt(files: Sequence[Path], shard: int) -> pa.Table:
+    """Return the rows of a shard in some files, one file after the other."""
+    batches = []
+    for file in files:
+        with ipc.open_file(pa.memory_map(str(file))) as reader:
+            batches.append(reader.get_batch(shard))
+    return pa.Table.from_batches(batches)
 
 
 class Workers:

@@ -69,5 +69,5 @@ def encoded(column: pa.Array, values: pa.Array) -> pa.Array:
         ids = encoded(column.values, values)
         mask = column.is_null() if column.null_count else None
         return pa.ListArray.from_arrays(column.offsets, ids, mask=mask)
-    ids = pc.add(pc.index_in(column, values), 1)
+    ids = pc.add(pc.index_in(column, values), pa.scalar(1, pa.int32()))
     return pc.if_else(column.is_null(), pa.scalar(None, pa.int32()), pc.fill_null(ids, RARE))

@@ -6,6 +6,7 @@ Ranks import this file, so it does not import Hydra.
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,6 @@ from recapp.models.ensemble import Ensemble
 from recapp.run.constructors import constructor_of, derived_constructor, make_a
 from recapp.run.model_tables import check_collections, check_features
 from recapp.run.recipe import Recipe, Train
-from recapp.settings.records import Constructor
 from recapp.stored.manifest import Manifest
 from recapp.stored.plain_parts import state_must_fit
 from recapp.stored.stored_model import Artefact
@@ -53,7 +53,7 @@ def build_model(recipe: Recipe, *, on_paper: bool = False) -> nn.Module:
     derived_constructor(nn.Module, recipe.model, "model")
     tables = recipe.model_tables
     if not on_paper:
-        check_features(tables.tables, recipe.schema)
+        check_features(tables, recipe.schema)
     check_collections(recipe.model, tables.collections)
     dense = len(recipe.schema.numbers)
     output = recipe.built_task.outputs[0].name if isinstance(recipe, Train) else "logit"
@@ -63,7 +63,7 @@ def build_model(recipe: Recipe, *, on_paper: bool = False) -> nn.Module:
         for number, member_tables in enumerate(recipe.members):
             if number:  # the caller has set the seed of the first
                 torch.manual_seed(recipe.seed + number)
-            members.append(_model(recipe.model, member_tables, dense, recipe.seed + number))
+            members.append(_model(recipe, member_tables, dense, recipe.seed + number))
         return Ensemble(members, output) if len(members) > 1 else members[0]
 
     if on_paper:
@@ -72,12 +72,14 @@ def build_model(recipe: Recipe, *, on_paper: bool = False) -> nn.Module:
     return build()
 
 
-def _model(settings: Constructor, tables: ModelTables, dense: int, seed: int) -> nn.Module:
+def _model(recipe: Recipe, tables: ModelTables, dense: int, seed: int) -> nn.Module:
     """Return a model. Collections that read the same table share its rows."""
+    weighted = None if recipe.schema.id_weights else False  # None: by the weights of the batch
+    bags = partial(EmbeddingBagCollection, is_weighted=weighted)
     collections: dict[str, UnshardedCollection] = {}
     first: dict[str, UnshardedCollection] = {}
     for name, collection_tables in tables.collections.items():
-        kind = EmbeddingBagCollection if collection_tables.pools else EmbeddingCollection
+        kind = bags if collection_tables.pools else EmbeddingCollection
         collection = kind(
             collection_tables.tables,
             device=torch.device("meta"),
@@ -87,7 +89,7 @@ def _model(settings: Constructor, tables: ModelTables, dense: int, seed: int) ->
         collections[name] = collection
         for table in collection_tables.tables:
             collection.share(table.name, first.setdefault(table.name, collection))
-    return make_a(nn.Module, settings, "model", **collections, dense_in_features=dense)
+    return make_a(nn.Module, recipe.model, "model", **collections, dense_in_features=dense)
 
 
 def check_model(recipe: Recipe) -> None:

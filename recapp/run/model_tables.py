@@ -128,15 +128,17 @@ def check_collections(model: Constructor, collections: Mapping[str, CollectionTa
             )
 
 
-def check_features(tables: Sequence[EmbeddingConfig], schema: Schema) -> None:
-    """Check that the data set has every feature that a table reads.
+def check_features(tables: ModelTables, schema: Schema) -> None:
+    """Check that the data set has every feature that a table reads, and that ids with weights are
+    pooled.
 
     A plan on paper needs no such check, since it reads no data.
 
     Raises:
-        ConfigError: A table reads a feature that the data set does not have.
+        ConfigError: A table reads a feature that the data set does not have, or a feature with
+            weights is only a sequence.
     """
-    for table in tables:
+    for table in tables.tables:
         for feature in table.feature_names:
             if feature not in schema.features:
                 raise ConfigError(
@@ -144,6 +146,13 @@ def check_features(tables: Sequence[EmbeddingConfig], schema: Schema) -> None:
                     f"have; {suggest(feature, schema.features)}; use tables=from_dataset or the "
                     "data set these tables are for (dataset=sample)"
                 )
+    pooled = {lookup.feature for lookup in tables.lookups if lookup.columns}
+    if odd := [name for name in schema.id_weights if name not in pooled]:
+        raise ConfigError(
+            f"dataset.id_weights={{{odd[0]}: {schema.id_weights[odd[0]]}}}: no lookup pools "
+            f"{odd[0]}, so that its weights have no effect: leave them out, or {odd[0]} out of "
+            "tables.sequences"
+        )
 
 
 @dataclass(frozen=True)

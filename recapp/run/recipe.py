@@ -169,9 +169,19 @@ class Recipe(Command):
         limit = self.trainer.limit_val_batches
         if limit == 0:
             return f"trainer.limit_val_batches={limit}"
+        if self.dataset.val_path is None and self.dataset.follow:
+            return "dataset.follow=true"
         if self.dataset.val_path is None and self.dataset.share_that_validates == 0:
             return f"dataset.val_share={self.dataset.val_share}"
         return None
+
+    @property
+    def length(self) -> tuple[int, int]:
+        """Return the number of epochs and the number of steps after which training ends, -1 for no
+        limit. Each file that is followed is an epoch, and there is no last one.
+        """
+        epochs, steps = self.trainer.length
+        return -1 if self.dataset.follow else epochs, steps
 
     @cached_property
     def schema(self) -> "Schema":
@@ -491,6 +501,7 @@ class Convert(Data):
     types: dict[str, Literal["int64", "float64", "text", "hex"]] | None = None
     separator: dict[str, str] | None = None
     vocabularies: dict[str, Positive] | None = None
+    order: Literal["files", "time", "user"] = "files"
     split: Literal["order", "time", "user"] = "order"
     val_share: Annotated[float, Within(0, below=1)] = 0.0
     test_share: Annotated[float, Within(0, below=1)] = 0.0
@@ -511,6 +522,16 @@ class Convert(Data):
             )
         if self.negatives and not (self.user and self.item):
             raise ConfigError(f"negatives={self.negatives}: name the columns user= and item=")
+        if self.order != "files" and not (self.time and (self.user or self.order == "time")):
+            raise ConfigError(
+                f"order={self.order}: name the column of times, time=COLUMN, and for order=user "
+                "that of users, user=COLUMN"
+            )
+        if self.order != "files" and self.split == "order" and self.val_share + self.test_share:
+            raise ConfigError(
+                f"order={self.order}: split=order cuts rows in the order of the files: set "
+                "split=time or user"
+            )
         if (self.split == "time" and not self.time) or (self.split == "user" and not self.user):
             raise ConfigError(f"split={self.split}: name its column, {self.split}=COLUMN")
         if self.val_share + self.test_share >= 1:

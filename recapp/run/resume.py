@@ -49,6 +49,7 @@ from recapp.trainer.curves import (
     steps_planned,
 )
 from recapp.trainer.data_protocols import datamodule_of
+from recapp.trainer.followed_data import FollowedData, MeasureFiles
 from recapp.trainer.keep_checkpoints import (
     JOINED_FILE,
     EndTogether,
@@ -80,7 +81,7 @@ class Resumed:
         """The limit that the checkpoint has reached, such as `trainer.max_steps=20`; None if steps
         are left to train.
         """
-        epochs, steps = self.recipe.trainer.length
+        epochs, steps = self.recipe.length
         if 0 <= steps <= self.manifest.step:
             return f"trainer.max_steps={steps}"
         return (
@@ -231,7 +232,8 @@ class RunCallbacks:
         callbacks = build_callbacks(recipe, checkpoints, logging=logging)
         self.clock = StepClock(job_dir)
         self.early_stop = NoteEarlyStop()
-        self.last = KeepLast(checkpoints)
+        follows = recipe.dataset.follow
+        self.last = KeepLast(checkpoints, each_epoch=follows)
         self.end = EndTogether(self.last.keep_unvalidated, recipe.launch.grace)
         self.snapshots = (
             KeepSnapshots(checkpoints, recipe.snapshots) if recipe.snapshots > 1 else None
@@ -241,6 +243,7 @@ class RunCallbacks:
         self.in_order: list[Callback] = [
             ClaimDirectory(job_dir, recipe.built_task.known_measures, checkpoints),
             KeepPosition(),
+            *([MeasureFiles(self.clock)] if follows else []),
             *(
                 [
                     changed_optimizer(
@@ -343,6 +346,7 @@ def metrics_of_run(
         "ids_changed": sum(changed),
         **{f"hidden_share_{phase}": mean(rank[phase] for rank in shares) for phase in shares[0]},
         **description,
+        **({"files_trained": data.trained()} if isinstance(data, FollowedData) else {}),
         "dense_parameters": dense_weights(strategy.problem.dense) if strategy.problem else None,
         "status": "ok",
     }

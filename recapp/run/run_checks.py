@@ -22,6 +22,7 @@ from recapp.console import note, short_path
 from recapp.dataset.click_rows import first_outside, place_of
 from recapp.dataset.data_file import file_facts, resumed_files
 from recapp.dataset.files import file_names
+from recapp.dataset.followed_files import FollowedFiles, first_files
 from recapp.dataset.formats import Formats, formats_of
 from recapp.dataset.schema import NO_LABEL, Schema, check_sizes
 from recapp.dataset.sequential_rows import check_first_rows
@@ -73,18 +74,25 @@ def check_run(recipe: Train, resumed: CheckpointManifest | None) -> None:
     Raises:
         RecappError: The first mistake.
     """
+    here = recipe
+    if recipe.dataset.follow:
+        _check_followed(recipe)
     check_training(recipe)
     _check_checkpoints(recipe, resumed)
-    check_data(recipe)
+    if recipe.dataset.follow:
+        paths = tuple(first_files(recipe.dataset))
+        here = replace(recipe, dataset=replace(recipe.dataset, path=paths))
+    check_data(here)
     if resumed:
         check_resumed(recipe, resumed)
     else:
         check_start_values(recipe)
-    check_ids(recipe)
+    check_ids(here)
     if named := recipe.without_validation:
         note(
-            f"{named}: no row validates, so there are no metrics, and last.ckpt is the only "
-            "checkpoint"
+            f"{named}: no row validates, so there are no metrics"
+            f"{' but those of each file before it trains' if recipe.dataset.follow else ''}, and "
+            "last.ckpt is the only checkpoint"
         )
 
 
@@ -298,6 +306,38 @@ def check_training(recipe: Train) -> None:
             check_types(rules, collection.tables)
 
 
+def _check_followed(recipe: Train) -> None:
+    trainer = recipe.trainer
+    batches = trainer.accumulate_grad_batches
+    every = trainer.val_check_interval
+    because = {
+        f"dataset.generate={shown(to_plain(recipe.dataset.generate))}": (
+            recipe.dataset.generate is not None,
+            "generated files do not grow",
+        ),
+        f"optimizer.restart_tables={shown(list(recipe.optimizer.restart_tables))}": (
+            bool(recipe.optimizer.restart_tables),
+            "each file is an epoch, so tables would forget at each file",
+        ),
+        f"snapshots={recipe.snapshots}": (recipe.snapshots > 1, "there is no last epoch"),
+        f"trainer.max_epochs={trainer.max_epochs}": (
+            trainer.max_epochs not in (None, -1),
+            "each file trains once: trainer.max_steps or dataset.follow_idle end training",
+        ),
+        f"trainer.limit_train_batches={trainer.limit_train_batches}": (
+            trainer.limit_train_batches not in (None, 1.0),
+            "would leave rows of each file out",
+        ),
+        f"trainer.val_check_interval={every} trainer.accumulate_grad_batches={batches}": (
+            type(every) is int and batches > 1,
+            "a file ends with a shorter step, so validations would fall inside steps",
+        ),
+    }
+    for setting, (holds, why) in because.items():
+        if holds:
+            raise ConfigError(f"{setting}: cannot be with dataset.follow=true: {why}")
+
+
 def _check_snapshots(recipe: Train) -> None:
     setting = f"snapshots={recipe.snapshots}"
     epochs = recipe.trainer.length[0]
@@ -369,7 +409,11 @@ def check_resumed(recipe: Train, manifest: CheckpointManifest) -> None:
     check_starts(recipe, manifest.config)
     check_tables(recipe, manifest)
     batches = manifest.position["batches"]
-    if batches and recipe.dataset.generate is None and recipe.resume_data != "ignore":
+    if recipe.dataset.follow:
+        where = short_path(manifest.folder)
+        position = manifest.info["position"]
+        FollowedFiles(recipe.dataset).resume(position, recipe.schema, where, recipe.resume_data)
+    elif batches and recipe.dataset.generate is None and recipe.resume_data != "ignore":
         resumed_files(
             manifest.info["position"].get("files"),
             file_facts(open_source(recipe.dataset.path, recipe.schema).files),

@@ -127,14 +127,15 @@ def validation_batches(source: Source, recipe: Train, most: int) -> list[Batch]:
 
 
 def made_up_rows(schema: Schema, lookups: Sequence[TableLookup]) -> RawTable:
-    """Return one row that any model of this schema can score: dense values of 0 and the first ids
+    """Return one row that any model of this schema can score: numbers of 0 and the first ids
     that every table of a feature has.
 
     Args:
         schema: The columns.
         lookups: The lookups of the model.
     """
-    dense = {name: pa.array([0.0], pa.float32()) for name in schema.dense}
+    numbers = (*schema.dense, *schema.id_weight_columns)
+    dense = {name: pa.array([0.0], pa.float32()) for name in numbers}
     first = {
         name: max((x.table.min_key for x in lookups if x.feature == name), default=0)
         for name in schema.sparse

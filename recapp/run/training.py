@@ -53,6 +53,7 @@ from recapp.tables.table_settings import of_all_members
 from recapp.trainer.callbacks import RestartTables
 from recapp.trainer.curves import CSVCurves
 from recapp.trainer.datamodule import ClickData
+from recapp.trainer.followed_data import FollowedData
 from recapp.trainer.lightnings_parts import AverageWeights, skip_idle_hooks
 from recapp.trainer.module import TaskModule
 from recapp.trainer.restore import TOTAL, ChangedOptimizer
@@ -66,6 +67,7 @@ def build_data(
     recipe: Train,
     set_table_rows: Callable[[list[int]], object] = list,
     scoring: ScoringSettings | None = None,
+    trains: bool = False,
 ) -> ClickData:
     """Return the data module.
 
@@ -74,9 +76,11 @@ def build_data(
         set_table_rows: Called with the sizes of tables once the ids of the training rows are
             counted; `list` does nothing.
         scoring: The settings of the rows to score; None without prediction.
+        trains: Whether a model trains on the rows; else files are not followed.
     """
     generated = recipe.dataset.generate is not None
-    return ClickData(
+    follows = recipe.dataset.follow and trains
+    return (FollowedData if follows else ClickData)(
         recipe.dataset.scaled,
         recipe.schema if scoring else recipe.labelled_schema,
         recipe.order_seed,
@@ -119,6 +123,7 @@ def build_module(recipe: Train, make_model: Callable[[], nn.Module]) -> TaskModu
         (lambda optimizer: make_schedule(schedule, optimizer, total)) if schedule else None,
         recipe.seed,
         monitor=monitor,
+        measures_training=recipe.dataset.follow,
     )
     return module
 
@@ -472,7 +477,7 @@ def build_trainer(
         for k, v in to_plain(recipe.trainer).items()
         if v is not None and k not in SET_BY_RECAPP
     }
-    arguments["max_epochs"], arguments["max_steps"] = recipe.trainer.length
+    arguments["max_epochs"], arguments["max_steps"] = recipe.length
     if isinstance(arguments.get("val_check_interval"), int):
         # an int counts steps across epochs, a float is a share of each epoch
         arguments["check_val_every_n_epoch"] = None

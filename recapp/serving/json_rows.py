@@ -127,8 +127,15 @@ def _column(name: str, rows: list[dict[str, Any]], served: Served) -> pa.Array:
     schema = served.scorer.schema
     field = f"feature {name}"
     vector = name in schema.vectors
-    numbers = vector or name in schema.dense
-    allowed = "number" if numbers else "integer or text, or a list of those"
+    weighs = name in schema.id_weight_columns
+    numbers = vector or weighs or name in schema.dense
+    allowed = (
+        "number, or a list of those"
+        if weighs
+        else "number"
+        if numbers
+        else "integer or text, or a list of those"
+    )
     allowed = "list of numbers" if vector else "integer" if name in schema.times else allowed
     kinds = set(map(type, scalars_of(values)))
     if dict in kinds or list in kinds:

@@ -361,7 +361,7 @@ def table_of(tensors: Sequence[InputTensor], schema: Schema, limits: Limits) -> 
 def _by_name(tensors: Sequence[InputTensor], schema: Schema) -> dict[str, InputTensor]:
     features = schema.inputs
     known = {*features, *(f"{name}{PRESENT}" for name in features)}
-    known |= {f"{name}{LENGTHS}" for name in schema.sparse}
+    known |= {f"{name}{LENGTHS}" for name in (*schema.sparse, *schema.id_weight_columns)}
     by_name: dict[str, InputTensor] = {}
     for tensor in tensors:
         if tensor.name not in known:

@@ -103,7 +103,7 @@ class Served:
     def datatype(self, feature: str) -> str:
         """Return the native datatype of a feature; requests may use others."""
         schema = self.scorer.schema
-        if feature in schema.dense or feature in schema.vectors:
+        if feature in (*schema.dense, *schema.vectors, *schema.id_weight_columns):
             return "FP32"
         integers = schema.text_ids(feature) is TextIds.INTEGERS or feature in schema.times
         return "INT64" if integers else "BYTES"
@@ -130,7 +130,8 @@ def features_of(scorer: Scorer) -> Mapping[str, TextIds | str | int | None]:
     or its length of vectors.
     """
     schema = scorer.schema
-    rules: dict[str, TextIds | str | int | None] = dict.fromkeys(schema.dense)
+    numbers = (*schema.dense, *schema.id_weight_columns)
+    rules: dict[str, TextIds | str | int | None] = dict.fromkeys(numbers)
     rules |= {name: schema.text_ids(name) for name in schema.sparse}
     return rules | dict(schema.times) | dict(schema.vectors)
 

@@ -169,9 +169,13 @@ class KeepPosition(BatchCallback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Set the step count of loggers: a checkpoint written inside an epoch holds a count that
-        is one step too low.
+        is one step too low. Count the epoch as begun: Lightning does not where a run resumes at an
+        epoch's end, and would take a checkpoint of the next epoch for one between two epochs.
         """
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
+        progress = trainer.fit_loop.epoch_progress
+        for tracker in (progress.current, progress.total):
+            tracker.ready = tracker.started = tracker.processed + 1  # type: ignore[attr-defined]
 
     @override
     def on_step(self, trainer: Trainer, done: int) -> None:

@@ -39,6 +39,7 @@ from recapp.dataset.data_file import (
     FileFacts,
     Fingerprint,
     ResumeData,
+    conversions_of,
     file_facts,
     resumed_files,
 )
@@ -104,11 +105,13 @@ class EpochLoader:
         stream: The batches; `__iter__` sets its position.
         position: The position of training.
         current_epoch: Returns Lightning's current epoch.
+        order: The epoch whose order the rows have; None takes Lightning's.
     """
 
     stream: BatchStream
     position: Position
     current_epoch: Callable[[], int]
+    order: int | None = None
 
     def __len__(self) -> int:
         return len(self.stream)
@@ -116,7 +119,7 @@ class EpochLoader:
     def __iter__(self) -> Iterator[Batch]:
         epoch = self.current_epoch()
         start = self.position.batches if self.position.epoch == epoch else 0
-        self.stream.set_position(epoch, start)
+        self.stream.set_position(epoch if self.order is None else self.order, start)
         yield from self.stream
 
 
@@ -216,6 +219,7 @@ class ClickData(LightningDataModule):
                 values = self._on_rank_0(lambda: opened.fitted().schema.values)
                 self.schema = self.schema.with_values(values)
             self._opened = replace(opened, schema=self.schema)
+            self.conversions = conversions_of(opened.train.files) if stage == "fit" else []
         if self._facts is None and stage == "fit":
             self._facts = file_facts(self._opened.train.files)
             if noted:
@@ -482,14 +486,14 @@ class ClickData(LightningDataModule):
         rows = batches * int(state_dict.get("batch_size", self.settings.batch_size))
         self.position.batches = rows // self.settings.batch_size
         if self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
-            self._resume_files(state_dict.get("files"), batches)
+            self._resume_files({"batches": batches, **state_dict})
 
-    def _resume_files(self, stored: object, batches: int) -> None:
+    def _resume_files(self, position: Mapping[str, Any]) -> None:
         assert self.trainer is not None and self._opened is not None and self._facts is not None
         count, remark = resumed_files(
-            stored,
+            position.get("files"),
             self._facts,
-            batches=batches,
+            batches=position["batches"],
             checkpoint=short_path(self.trainer.ckpt_path or "the checkpoint"),
             resume_data=self._resume_data,
         )

@@ -49,7 +49,7 @@ from recapp.stored.plain_parts import state_must_fit
 from recapp.stored.store import clean_up, new_version
 from recapp.stored.stored_model import read_manifest
 from recapp.trainer.data_protocols import datamodule_of
-from recapp.trainer.lightnings_parts import BatchCallback, ends_step
+from recapp.trainer.lightnings_parts import BatchCallback, ends_epoch, ends_step
 from recapp.trainer.strategy import strategy_of
 
 
@@ -64,9 +64,11 @@ class KeepLast(BatchCallback, Checkpoint):
 
     Args:
         folder: The directory of the checkpoints.
+        each_epoch: Whether to keep the end of each epoch, also without a validation.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, each_epoch: bool = False) -> None:
+        self.each_epoch = each_epoch
         self.path = folder / LAST
         self._step = -1  # of the state that was saved last
         self._validated = False  # whether that was after its validation
@@ -119,8 +121,8 @@ class KeepLast(BatchCallback, Checkpoint):
         over = last_epoch and trainer.is_last_batch
         if over or 0 <= trainer.max_steps <= trainer.global_step:
             trainer.should_stop = True
-        if trainer.should_stop and not trainer.limit_val_batches:
-            self._keep(trainer)
+        if trainer.should_stop or (self.each_epoch and ends_epoch(trainer, done)):
+            self.keep_unvalidated(trainer)  # a validation may follow, or none: no row may validate
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -487,6 +489,10 @@ class EndTogether(BatchCallback):
         self.reason = None
         self._add_to_report(trainer, 0)
         stopping.listen(lambda number: self._add_to_report(trainer, number), self.grace)
+
+    def check(self, trainer: Trainer) -> None:
+        """End training after a signal, between two steps. Every rank calls it."""
+        self._stop_after_signal(trainer, strategy_of(trainer).comm.all_gather(self._report))
 
     def _add_to_report(self, trainer: Trainer, bits: int) -> None:
         """Set bits of this rank's report in the headers at once, because look-ahead sends the next

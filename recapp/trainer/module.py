@@ -10,7 +10,7 @@ loggers and schedulers work as in any module.
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
 from typing import Any
 
@@ -55,6 +55,8 @@ class TaskModule(LightningModule):
             a `ReduceLROnPlateau` is stepped after every validation. None keeps rates constant.
         seed: The seed of the dense part's start values.
         monitor: The metric, such as `val_auc`, with which a `ReduceLROnPlateau` is stepped.
+        measures_training: Whether all metrics are measured on the rows of each epoch while they
+            train, except those that keep all batches, and not the running ones alone.
     """
 
     _loss_sum: Tensor
@@ -68,6 +70,7 @@ class TaskModule(LightningModule):
         make_schedule: Callable[[Optimizer], LRScheduler] | None = None,
         seed: int = 1,
         monitor: str | None = None,
+        measures_training: bool = False,
     ) -> None:
         super().__init__()
         self.task = task
@@ -82,7 +85,12 @@ class TaskModule(LightningModule):
         running = {one.name for one in task.measures if one.running}
         metrics = task.make_metrics(sync_on_compute=False).items()
         self.train_metrics = MetricCollection(
-            {name: metric for name, metric in metrics if name in running}, compute_groups=False
+            {
+                name: metric
+                for name, metric in metrics
+                if name in running or (measures_training and not keeps_all(metric))
+            },
+            compute_groups=False,
         )
         self._details: Any = task.make_details()
         self._weights: dict[str, Tensor] = {}  # the sums of a validation's weights by label
@@ -152,7 +160,10 @@ class TaskModule(LightningModule):
         model: Any = self.model
         returned = model(batch)
         outputs = self.task.named(returned, batch.rows, type(model).__name__)
-        loss = self.task.loss(outputs, batch)
+        # a file may have fewer rows than there are ranks; the mean of none is nan
+        loss = (
+            self.task.loss(outputs, batch) if batch.rows else torch.cat([*outputs.values()]).sum()
+        )
         self._loss_sum.add_(loss.detach())
         self._loss_count.add_(1)
         metrics = dict(self.train_metrics.items(keep_base=True))
@@ -262,6 +273,20 @@ class TaskModule(LightningModule):
         }
         return {name: value for name, value in values.items() if not math.isnan(value)}
 
+    @contextmanager
+    def over_ranks(self) -> Iterator[MetricCollection]:
+        """Give the metrics of training the rows of all ranks inside the `with`. Every rank calls
+        it.
+        """
+        strategy: Any = self.trainer.strategy
+        if strategy.recorded is not None:
+            strategy.recorded.finish()
+        metrics = self.train_metrics.values()
+        with in_place(metrics), ExitStack() as synced:
+            for metric in metrics:
+                synced.enter_context(metric.sync_context())
+            yield self.train_metrics
+
     @override
     def on_train_epoch_start(self) -> None:
         with in_place(self.train_metrics.values()):
@@ -370,6 +395,11 @@ class TaskModule(LightningModule):
             for group in optimizer.param_groups:
                 group.setdefault("initial_lr", group["lr"])
         return {"optimizer": optimizer, "lr_scheduler": schedule}  # type: ignore[return-value]
+
+
+def keeps_all(metric: Any) -> bool:
+    """Return whether the state of a metric is a list of all batches."""
+    return any(isinstance(state, list) for state in metric.metric_state.values())
 
 
 @contextmanager

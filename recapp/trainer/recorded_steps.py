@@ -30,7 +30,7 @@ from recapp.optim.optimizer import HybridOptimizer, each_norm, parts_of, total_n
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.sparse.transfer import to_host
 from recapp.trainer.lightnings_parts import BATCH_HOOKS, is_idle
-from recapp.trainer.module import TaskModule
+from recapp.trainer.module import TaskModule, keeps_all
 
 SETTING = "engine.graph=auto"
 WITHIN_STEP = [hook for hook in BATCH_HOOKS if hook.startswith(("on_before_", "on_after_"))]
@@ -142,7 +142,7 @@ def _why_not(trainer: Trainer, module: TaskModule) -> str:
     batches = trainer.accumulate_grad_batches
     callbacks: Iterable[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     within = sorted({type(each).__name__ for each in callbacks if _acts_within(each)})
-    whole = [name for name, metric in module.train_metrics.items() if _keeps_all(metric)]
+    whole = [name for name, metric in module.train_metrics.items() if keeps_all(metric)]
     reasons = {
         f"trainer.accumulate_grad_batches={batches}: the host weighs the batches": batches > 1,
         "trainer.detect_anomaly=true: the host reads gradients": torch.is_anomaly_enabled(),
@@ -156,7 +156,3 @@ def _acts_within(callback: Callback) -> bool:
     return isinstance(callback, BaseFinetuning) or not all(
         is_idle(callback, hook) for hook in WITHIN_STEP
     )
-
-
-def _keeps_all(metric: Any) -> bool:
-    return any(isinstance(state, list) for state in metric.metric_state.values())

@@ -89,6 +89,7 @@ def manifest_of(
         "position": data.state_dict() if continues else None,
         "ids": data.id_encoding() if continues else None,
         "example": (data.example() or []) if hasattr(data, "example") else [],
+        **({"conversions": made} if (made := getattr(data, "conversions", None)) else {}),
         "updates": [shared.updates for shared in tables],
         "rules": {name: rule.name for shared in tables for name, rule in shared.rules.items()},
         "weights": weight_names(module),

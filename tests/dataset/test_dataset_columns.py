@@ -15,13 +15,13 @@ from recapp.dataset.arrow_types import has_views, without_views
 from recapp.dataset.collate import DENSE_TRANSFORMS, Collate
 from recapp.dataset.decode import (
     BadValue,
-    decode_bags,
     decode_ids,
     decode_labels,
     decode_numbers,
     write_ids,
     write_numbers,
 )
+from recapp.dataset.decode_bags import decode_bags
 from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.source import open_source
 from recapp.dataset.stream import BatchStream
@@ -179,7 +179,7 @@ def test_lists_are_bags_without_their_nulls(column, data):
     first = data.draw(st.integers(0, len(column)))
     clean = [[id for id in bag or [] if id is not None] for bag in column][first:]
     for kind in (pa.list_(pa.int64()), pa.large_list(pa.int64())):
-        ids, lengths = decode_bags(pa.array(column, kind)[first:])
+        ids, lengths, _ = decode_bags(pa.array(column, kind)[first:])
         assert (ids.tolist(), lengths.tolist()) == (
             [id for bag in clean for id in bag],
             [len(bag) for bag in clean],
@@ -187,9 +187,9 @@ def test_lists_are_bags_without_their_nulls(column, data):
 
 
 def test_lists_of_fixed_size_and_lists_of_words_are_bags():
-    ids, lengths = decode_bags(pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int64(), 2)))
+    ids, lengths, _ = decode_bags(pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int64(), 2)))
     assert (ids.tolist(), lengths.tolist()) == ([1, 2, 3, 4], [2, 0, 2])
-    ids, lengths = decode_bags(pa.array([["0000000a", ""], [], ["0000000b", None]]), TextIds.HEX)
+    ids, lengths, _ = decode_bags(pa.array([["0000000a", ""], [], ["0000000b", None]]), TextIds.HEX)
     assert (ids.tolist(), lengths.tolist()) == ([10, 11], [1, 0, 1])
 
 

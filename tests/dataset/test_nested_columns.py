@@ -216,6 +216,18 @@ def test_the_last_value_of_a_key_counts_and_keys_may_be_numbers():
     assert own_column(types, "m.1") == "m" and own_column(types, "m.x") == "m.x"
 
 
+def test_keys_and_values_of_views_are_found_in_any_part_of_a_column():
+    rows = [[("a", "1"), ("b", "2")], None, [], [("a", "3")], [("b", "4"), ("a", None)]]
+    plain = pa.array(rows, CONTEXT)
+    views = (plain.keys.cast(pa.string_view()), plain.items.cast(pa.string_view()))
+    column = pa.MapArray.from_arrays(plain.offsets, *views, mask=plain.is_null())
+    for first in range(5):
+        found = part_of(column[first:], "m", "m.a")
+        assert (
+            found.type == pa.string() and found.to_pylist() == ["1", None, None, "3", None][first:]
+        )
+
+
 def test_maps_may_hold_structs_and_lists_hold_maps():
     inner = pa.struct([("n", pa.int64())])
     column = pa.array([[[("a", {"n": 3})], None, []], None], pa.list_(pa.map_(pa.string(), inner)))

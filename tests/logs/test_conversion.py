@@ -13,13 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from trainer.runs import compose, fit, make_logs
 
+import recapp
 from recapp.data import main
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import open_source
 from recapp.dataset.stream import BatchStream
 from recapp.errors import RecappError
-from recapp.logs import conversion, fitting, histories, log_parts
+from recapp.logs import conversion, fitting, histories, log_parts, orders
 from recapp.run.recipe import Convert
 
 ROWS = 3000
@@ -56,7 +58,7 @@ def logs(tmp_path, monkeypatch):
 
 def convert(logs, out, **settings):
     conversion.convert(Convert(path=str(logs), out=str(out), **settings))
-    return json.loads((out / conversion.MANIFEST).read_text())
+    return json.loads((out / conversion.CONVERSION).read_text())
 
 
 def rows_of(folder):
@@ -129,6 +131,13 @@ def test_types_hold_for_the_last_value_too(tmp_path, monkeypatch, capsys, last, 
     assert written == [
         {"double": float, "string": str}[kind](v) for v in ["7"] * 20 + ["8"] * 9 + [last]
     ]
+
+
+def test_large_whole_numbers_beside_fractions_stay_text(tmp_path):
+    for name, value in (("0", "1234567890123456789"), ("1", "1.5")):
+        (tmp_path / f"{name}.csv").write_text(f"a,b\n1,{value}\n")
+    convert(tmp_path / "*.csv", tmp_path / "out")
+    assert rows_of(tmp_path / "out/train")["b"] == ["1234567890123456789", "1.5"]
 
 
 def test_a_column_without_a_value_in_the_first_rows_gets_the_type_of_the_others(
@@ -301,16 +310,51 @@ def test_negatives_are_items_that_the_user_does_not_have(logs, tmp_path, monkeyp
     assert not found
 
 
+@pytest.mark.parametrize("order", ["time", "user"])
+@pytest.mark.parametrize("negatives", [None, 2])
+def test_rows_are_sorted_by_event_time(logs, tmp_path, monkeypatch, order, negatives):
+    monkeypatch.setattr(orders, "ROWS", 700)
+    settings = {"split": "time", "time": "ts", "user": "user", "item": "shop", "val_share": 0.2}
+    settings |= {"negatives": negatives, "history": 2}
+    convert(logs, tmp_path / "plain", **settings)
+    write = conversion._write
+    monkeypatch.setattr(conversion, "_write", lambda number, *o: stops_at_1(number, write, *o))
+    with pytest.raises(KeyboardInterrupt):
+        convert(logs, tmp_path / "out", order=order, num_threads=1, **settings)
+    monkeypatch.setattr(conversion, "_write", write)
+    monkeypatch.setattr(conversion, "_rows_of", None)  # all rows are dealt already
+    manifest = convert(logs, tmp_path / "out", order=order, **settings)
+    assert sum(file["split"] == "train" for file in manifest["files"]) > 2
+    for split in ("train", "val"):
+        plain = rows_of(tmp_path / "plain" / split)
+        found = rows_of(tmp_path / "out" / split)
+        rows = list(zip(*plain.values(), strict=True))
+        user, ts = [*plain].index("user"), [*plain].index("ts")
+        here = list(zip(*found.values(), strict=True))
+        if order == "time":
+            assert here == sorted(rows, key=lambda row: row[ts])
+            continue
+        users = list(dict.fromkeys(row[user] for row in here))
+        place = {one: number for number, one in enumerate(users)}
+        assert here == sorted(rows, key=lambda row: (place[row[user]], row[ts]))
+
+
+def stops_at_1(number, write, *others):
+    if number == 1:
+        raise KeyboardInterrupt
+    return write(number, *others)
+
+
 def test_a_conversion_that_was_ended_goes_on(logs, tmp_path, monkeypatch, capsys):
     settings = {"val_share": 0.4, "vocabularies": {"user": 2}, "num_threads": 1}
     whole = convert(logs, tmp_path / "whole", **settings)
-    write = conversion._write_part
-    monkeypatch.setattr(conversion, "_write_part", lambda part, *o: stops_at_1(part, write, *o))
+    write = conversion._write
+    monkeypatch.setattr(conversion, "_write", lambda number, *o: stops_at_1(number, write, *o))
     with pytest.raises(KeyboardInterrupt):
         convert(logs, tmp_path / "out", **settings)
     assert not (tmp_path / "out").exists()
     looked = []
-    monkeypatch.setattr(conversion, "_write_part", write)
+    monkeypatch.setattr(conversion, "_write", write)
     monkeypatch.setattr("recapp.logs.fitting._kinds", lambda *arguments: looked.append(1) or {})
     capsys.readouterr()
     again = convert(logs, tmp_path / "out", **settings)
@@ -319,18 +363,12 @@ def test_a_conversion_that_was_ended_goes_on(logs, tmp_path, monkeypatch, capsys
     assert rows_of(tmp_path / "out/val") == rows_of(tmp_path / "whole/val")
 
 
-def stops_at_1(part, write, *others):
-    if part.number == 1:
-        raise KeyboardInterrupt
-    return write(part, *others)
-
-
 def test_another_recipe_does_not_go_on_from_old_parts(logs, tmp_path, monkeypatch):
-    write = conversion._write_part
-    monkeypatch.setattr(conversion, "_write_part", lambda part, *o: stops_at_1(part, write, *o))
+    write = conversion._write
+    monkeypatch.setattr(conversion, "_write", lambda number, *o: stops_at_1(number, write, *o))
     with pytest.raises(KeyboardInterrupt):
         convert(logs, tmp_path / "out", num_threads=1)
-    monkeypatch.setattr(conversion, "_write_part", write)
+    monkeypatch.setattr(conversion, "_write", write)
     convert(logs, tmp_path / "out", columns=("user", "click"))
     assert [*rows_of(tmp_path / "out/train")] == ["user", "click"]
 
@@ -367,6 +405,8 @@ def test_text_and_its_conversion_train_the_same_batches(logs, tmp_path):
         (["LOGS", "out=o", "split=time", "time=user"], "0.csv: row 0 of the logs, column user:"),
         (["LOGS", "out=o", "liked={user: 1}"], "0.csv: column user has no numbers"),
         (["LOGS", "out=o", "user=tags", "separator={tags: '|'}"], "user=tags: has lists"),
+        (["LOGS", "out=o", "order=user", "time=ts"], "order=user: name the column of times"),
+        (["LOGS", "out=o", "order=time", "time=ts", "val_share=.1"], "split=order cuts rows"),
         (["LOGS", "out=o", "val_share=.6", "test_share=.5"], "no rows are left"),
         (["LOGS", "out=o", "types={user: int64}"], "0.csv: row 0 of the logs, column user: holds"),
     ],
@@ -377,6 +417,13 @@ def test_wrong_input_is_one_line(logs, tmp_path, monkeypatch, capsys, arguments,
     assert main(["convert", *arguments]) == 1
     said = capsys.readouterr().err
     assert words in said and said.count("error") == 1 and not (tmp_path / "o").exists()
+
+
+def test_errors_name_the_settings_of_these_commands(tmp_path, capsys):
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n1,2,3\n")
+    for verb in ("inspect", "convert"):
+        assert main([verb, str(tmp_path / "a.csv"), f"out={tmp_path / 'o'}"]) == 1
+        assert " by bad_rows=skip:N" in (said := capsys.readouterr().err) and "dataset." not in said
 
 
 def test_results_that_are_there_stay_unless_they_may_be_replaced(logs, tmp_path):
@@ -415,3 +462,18 @@ def test_columns_inside_of_others_have_names_of_their_own(tmp_path):
     manifest = convert(tmp_path / "a.parquet", tmp_path / "all", val_share=0)
     assert manifest["splits"][0]["rows"] == rows
     assert [*rows_of(tmp_path / "all/train")] == ["user.id", "user.age", "items.id", "context"]
+
+
+@pytest.mark.full
+def test_checkpoints_and_artefacts_know_the_conversion_of_their_rows(tmp_path):
+    make_logs(tmp_path / "clicks", rows=900)
+    out = tmp_path / "out"
+    convert(tmp_path / "clicks", out, val_share=0.1)
+    fit(compose(out / "train", "trainer.max_steps=2"), tmp_path / "run")
+    last = tmp_path / "run/checkpoints/last.ckpt"
+    recapp.export_model(last, tmp_path / "art", recapp.Export(report_rows=0, compile=False))
+    written = (out / "recapp_dataset.json").read_bytes()
+    wanted = {"md5": hashlib.md5(written).hexdigest(), **json.loads(written)}
+    del wanted["files"]
+    for folder in (last, tmp_path / "art"):
+        assert json.loads((folder / "manifest.json").read_text())["conversions"] == [wanted]

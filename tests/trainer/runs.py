@@ -20,6 +20,7 @@ from recapp.run.training import build_strategy
 from recapp.settings.records import to_plain
 from recapp.stored.stored_model import read_manifest
 from recapp.trainer import callbacks as own
+from recapp.trainer.followed_data import MeasureFiles
 from recapp.trainer.keep_checkpoints import EndTogether, KeepLast
 
 STOP = 4
@@ -120,15 +121,18 @@ def fit(config, folder, *extra, ckpt_path=None):
     torch.set_num_threads(1)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # as the worker has it
     seen = Seen()
-    last = KeepLast(Path(folder) / "checkpoints")
+    follows = config.dataset.follow
+    last = KeepLast(Path(folder) / "checkpoints", each_epoch=follows)
     end = EndTogether(last.keep_unvalidated)
     resumed = manifest_of(config)
     strategy = build_strategy(config, training=True, resumed=resumed)
     loggers = training.build_loggers(config, Path(folder), resumed)
+    clock = own.StepClock()
     callbacks = [
         own.ClaimDirectory(Path(folder)),
         own.KeepPosition(),
-        own.StepClock(),
+        *([MeasureFiles(clock)] if follows else []),
+        clock,
         *training.average_of(config),
         end,
         seen,
@@ -137,7 +141,7 @@ def fit(config, folder, *extra, ckpt_path=None):
         last,
     ]
     trainer = training.build_trainer(config, strategy, callbacks, loggers)
-    data = training.build_data(config)
+    data = training.build_data(config, trains=True)
     sized = training.sized_by(config, data)
     module = training.build_module(config, lambda: build_model(sized()))
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)

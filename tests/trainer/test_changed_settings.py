@@ -254,6 +254,7 @@ REFUSED = {
     "dataset.vectors": ("dataset.vectors={v: 2}", "no column for v"),
     "dataset.padding": ("dataset.padding=0", "was trained with dataset.padding=null"),
     "dataset.separator": ("dataset.separator={C1: '|'}", "with dataset.separator=null"),
+    "dataset.id_weights": ("dataset.id_weights={C1: w}", "with dataset.id_weights=null"),
     "dataset.table_rows": (f"dataset.table_rows=[401,{ROWS}]", "table C1 is 400 x 16"),
     "dataset.cardinality": ("dataset.cardinality=[7]", "cardinality"),
     "dataset.table_dims": ("dataset.table_dims={C1: 8}", "table C1 is"),
@@ -276,6 +277,10 @@ REFUSED = {
     ),
 }
 ELSEWHERE = {
+    "dataset.follow": "test_following.py begins to follow, and changes the rest",
+    "dataset.follow_time": "of dataset.follow",
+    "dataset.follow_seconds": "the same",
+    "dataset.follow_idle": "the same",
     "dataset.dense": "naming=criteo names the columns",
     "dataset.sparse": "the same",
     "dataset.hex": "the same",

@@ -286,6 +286,10 @@ void map_derived(Artefact& artefact) {
 
 // Read what lists of ids are filled up with, and what stands between the ids of a text.
 void read_lists(const Json& of, Artefact& artefact) {
+  if (of.find("id_weights")) {
+    throw Error("artefact " + artefact.folder + " has weights of ids (dataset.id_weights), by which "
+                "only Python multiplies: recapp.predict, recapp.serve or load_model");
+  }
   artefact.padding.assign(artefact.sparse.size(), std::numeric_limits<std::int64_t>::min());
   artefact.separators.resize(artefact.sparse.size());
   if (const Json* padding = of.find("padding")) {

@@ -88,7 +88,8 @@ def plain(column: pa.Array) -> pa.Array:
     lengths_N = pc.fill_null(pc.binary_length(texts), 0).to_numpy()
     if lengths_N.all():
         return texts
-    there = np.packbits(np.append(np.zeros(texts.offset), lengths_N) > 0, bitorder="little")
+    there_N = np.append(np.zeros(texts.offset, np.bool_), lengths_N > 0)
+    there = np.packbits(there_N, bitorder="little")
     buffers = [pa.py_buffer(there), *texts.buffers()[1:]]
     return pa.Array.from_buffers(texts.type, len(texts), buffers, offset=texts.offset)
 

@@ -204,6 +204,9 @@ def test_vocabularies_count_training_rows_from_the_most_frequent_on(logs, tmp_pa
         vocabularies={"user": 3, "shop": 1, "tags": 2},
         val_share=0.5,
     )
+    schema = pq.read_schema(tmp_path / "out/train/part-00000.parquet")
+    types = [str(schema.field(name).type) for name in ("user", "tags")]
+    assert types == ["int32", "list<element: int32>"]
     table = clicks()
     train = ROWS // 2
     for name in ("user", "shop", "tags"):

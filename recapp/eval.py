@@ -49,7 +49,7 @@ def evaluate(recipe: Eval, job: Job) -> float | None:
         job: The job. The metrics are written into its directory.
 
     Raises:
-        ConfigError: No stored model is named, or there are no test data.
+        ConfigError: No stored model is named, or there are no rows to measure.
     """
     if not recipe.ckpt_path:
         raise ConfigError(
@@ -62,6 +62,11 @@ def evaluate(recipe: Eval, job: Job) -> float | None:
             "_file_list.txt or a list of those)"
         )
     if recipe.split == "val":
+        if named := recipe.without_validation:
+            raise ConfigError(
+                f"{named}: no row validates: set it otherwise, name rows by dataset.val_path=..., "
+                "or measure those of dataset.test_path by split=test"
+            )
         check_generated(recipe, job.overrides)
     metrics = run_recipe(recipe, job, "recapp.eval")
     emit_json(metrics, recipe)

@@ -556,6 +556,9 @@ def test_evaluation_needs_a_checkpoint_and_is_shown_one_that_lies_below(jobs, ba
         assert f"that of this run is {tmp_path}/whole/checkpoints/last.ckpt" in say(
             f"ckpt_path={tmp_path}/{folder}", main=evaluation.main
         )
+    last = f"ckpt_path={tmp_path}/whole/checkpoints/last.ckpt"
+    for none in ("dataset.val_share=0", "trainer.limit_val_batches=0"):
+        assert say(last, none, main=evaluation.main).startswith(f"error: {none}: no row validates:")
 
 
 def test_names_are_listed_as_people_count():

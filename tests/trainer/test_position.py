@@ -114,3 +114,22 @@ def test_a_run_without_validation_leaves_a_checkpoint_too(logs, unbroken, tmp_pa
         compose(logs, "trainer.max_steps=9"), tmp_path / "rest", ckpt_path=last_of(tmp_path)
     )
     assert first.losses + rest.losses == unbroken[0].losses[:9]
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore:Total length of")
+def test_a_run_without_validation_rows_goes_on_at_its_row_again_and_again(logs, tmp_path):
+    none = ["dataset.val_share=0", "trainer.max_epochs=3"]
+    whole, _, _ = fit(compose(logs, *none), tmp_path / "whole")
+    epoch = len(whole.batches) // 3
+    batches = []
+    last = None
+    for part, steps in enumerate((4, epoch, epoch + 6, 2 * epoch + 1, -1)):
+        settings = compose(logs, *none, f"trainer.max_steps={steps}")
+        seen, trainer, _ = fit(settings, tmp_path / f"{part}", ckpt_path=last)
+        batches += seen.batches
+        last = last_of(tmp_path / f"{part}")
+        done = divmod(len(batches), epoch)
+        position = trainer.datamodule.position
+        assert (position.epoch, position.batches) == done
+    assert batches == whole.batches

@@ -23,7 +23,7 @@ if __name__ == "__main__":
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from shutil import get_terminal_size
@@ -80,6 +80,8 @@ def train_job(recipe: Train, job: Job, *, worker: str, sweep: "SweepProgress") -
         sweep: The jobs of the sweep so far.
     """
     sweep.job_begins(job, recipe.format)
+    if recipe.checkpoints and job.number is not None:
+        recipe = replace(recipe, checkpoints=f"{recipe.checkpoints}/{job.number}")
     if recipe.ckpt_path:
         check_generated(recipe, job.overrides)
     with note_how_to_go_on(recipe, job.directory):

@@ -27,6 +27,7 @@ FILES = {
           [command, dataset: generated, model: dlrm, trainer: default, launch: local, _self_,
            experiment: null]
         seed: 1
+        checkpoints: null
         ckpt_path: null
         callbacks: {}
         metrics: {names: [auc]}
@@ -77,6 +78,8 @@ class TrainSettings(Settings):
 
     trainer: TrainerSettings = absent()
     launch: LaunchSettings = absent()
+    checkpoints: str | None = None
+    checkpoints_in = commands.Train.checkpoints_in
     without_validation: ClassVar[str | None] = None
     built_task: ClassVar[Task] = ClickTask()
 

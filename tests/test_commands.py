@@ -67,6 +67,14 @@ def files_in(folder: Path) -> list[str]:
     return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
 
 
+@pytest.mark.parametrize("name", ["hydra.run.dir", "hydra.sweep.dir"])
+def test_a_run_in_a_bucket_is_refused_before_hydra_makes_directories(base, name, capsys):
+    assert run(f"{name}=s3://bucket/run")[0] == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {name}=s3://bucket/run: curves, metrics and settings of a run")
+    assert "checkpoints=URI writes" in said and files_in(base) == [] and not [*base.iterdir()]
+
+
 # ---- what a job gets
 
 

@@ -129,6 +129,17 @@ def test_a_sweep_goes_on_after_a_failing_job_and_compares_all(base, capfd):
     ) == ["sweep"]
 
 
+def test_each_job_of_a_sweep_has_checkpoints_of_its_own(base, capfd):
+    varied = ("seed=1,2", "trainer.devices=1", "hydra.sweep.dir=sweep")
+    assert run("-m", *varied, "checkpoints=kept") == 0
+    where = [
+        yaml.safe_load((base / f"sweep/{job}/resolved.yaml").read_text())["checkpoints"]
+        for job in (0, 1)
+    ]
+    assert where == [str(base / "kept/0"), str(base / "kept/1")]
+    capfd.readouterr()
+
+
 def rows_of(sweep):
     with (sweep / "comparison.csv").open() as file:
         return [(row["job"], row["status"], row["val_auc"]) for row in csv.DictReader(file)]

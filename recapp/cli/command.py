@@ -64,7 +64,7 @@ from recapp.run.recipe import COMMANDS, Train, read_settings
 from recapp.settings import option_files
 from recapp.settings.option_files import FLAGS, Folders, is_group, named_folders
 from recapp.settings.records import override_names
-from recapp.settings.uris import path_to
+from recapp.settings.uris import is_uri, path_to
 from recapp.settings.whole_file import write_whole
 
 HELP = ("--help", "-h")
@@ -368,8 +368,17 @@ def directory_overrides(writes: bool, overrides: Sequence[str]) -> list[str]:
     Args:
         writes: Whether each job of the command has a directory.
         overrides: The overrides of the command line.
+
+    Raises:
+        ConfigError: A directory is a URI, which Hydra would take for a path.
     """
     rank = external_rank()
+    for name, _, value in (override.partition("=") for override in overrides):
+        if name in ("hydra.run.dir", "hydra.sweep.dir") and is_uri(value.strip("'\"")):
+            raise ConfigError(
+                f"{name}={value}: curves, metrics and settings of a run are written to a disk; "
+                "checkpoints=URI writes its checkpoints there"
+            )
     if not writes:
         return ["hydra.run.dir=.", "hydra.output_subdir=null"]
     if rank is None:

@@ -12,12 +12,16 @@ half of the bytes.
 Letters: A arrays of a chunk, Z slots, C columns, F features, T targets, B rows of a batch.
 """
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from recapp.dataset.collate import BatchColumns, Collate
 from recapp.dataset.decode import Int64Array, compiled
@@ -27,6 +31,10 @@ from recapp.sparse.transfer import ALIGNMENT, made_together
 Array = npt.NDArray[Any]
 # Labels begin at bytes where one memory would have each of them.
 TARGETS_ALIGNED = ALIGNMENT // torch.float32.itemsize
+
+FIRST_SLOTS = 16
+# An array of each type of a batch's values.
+_LIKE = {t: torch.zeros(0, dtype=t).numpy() for t in (torch.float32, torch.int32, torch.int64)}
 
 
 def places(slot: int, at_N: Int64Array) -> Int64Array:
@@ -77,11 +85,12 @@ class ChunkStore:
 
     def add(self, rows: Rows) -> int:
         """Keep a chunk, each of whose rows will be taken or dropped; return its slot."""
-        slot = self._chunks.index(None) if None in self._chunks else len(self._chunks)
-        if slot == len(self._chunks):
-            self._chunks.append(None)
-            self._left_Z = np.append(self._left_Z, 0)
-            self._table_AZ3 = np.pad(self._table_AZ3, ((0, 0), (0, 1), (0, 0)))
+        if None not in self._chunks:
+            more = len(self._chunks) or FIRST_SLOTS
+            self._chunks += [None] * more
+            self._left_Z = np.pad(self._left_Z, (0, more))
+            self._table_AZ3 = np.pad(self._table_AZ3, ((0, 0), (0, more), (0, 0)))
+        slot = self._chunks.index(None)
         self.narrows &= all(
             x.dtype == np.int32 for x in (rows.ids_SN, *(bag.values_L for bag in rows.bags))
         )
@@ -92,55 +101,67 @@ class ChunkStore:
         ]
         return slot
 
-    def take(self, place_B: Int64Array) -> BatchColumns:
-        """Return the rows of some places, each of which is taken once."""
+    def take(self, place_VK: Int64Array, batches: int) -> deque[BatchColumns]:
+        """Return the rows of some places, each of which is taken once, as batches.
+
+        Args:
+            place_VK: The places of the rows of each lane, those of one batch after the other.
+            batches: The number of batches, which take as many rows of a lane each.
+        """
         of_numbers, of_targets, of_ids, *more = self._table_AZ3
         of_row_numbers = [more.pop(0)] if self._collate.numbered else []
+        of_bags = [more[n : n + self._per_bag] for n in range(0, len(more), self._per_bag)]
+        place_MB = place_VK.reshape(len(place_VK), batches, -1).swapaxes(0, 1).reshape(batches, -1)
+        made = deque(self._without_values(place_B, of_bags) for place_B in place_MB)
+        dense_BI, ids_L, weight_L, _, per_MF, target_TB, row_number_B = zip(*made, strict=True)
+        columns = dense_BI[0].shape[1]
+        apart = target_TB[0].stride(0)
+        begin_MF: Int64Array = np.cumsum([[0, *per_F[:-1]] for per_F in per_MF], axis=1)
+        _gather(of_numbers, place_VK, dense_BI, np.arange(columns), columns)
+        _gather(of_targets, place_VK, target_TB, np.arange(len(target_TB[0])) * apart)
+        _gather(of_ids, place_VK, ids_L, np.take(begin_MF, self._singles, axis=1))
+        for table_Z3 in of_row_numbers:
+            _gather(table_Z3, place_VK, row_number_B, np.arange(1))
+        for feature, (values_Z3, bounds_Z3, *weights_Z3) in zip(self._bags, of_bags, strict=True):
+            parts = [(values_Z3, ids_L), *((table_Z3, weight_L) for table_Z3 in weights_Z3)]
+            for (batch, place_B), (table_Z3, part_L) in product(enumerate(place_MB), parts):
+                out_L = part_L[batch].numpy()[begin_MF[batch, feature] :]
+                compiled().gather_bags(table_Z3, bounds_Z3, place_B, out_L)
+        self.drop(place_VK.ravel())
+        return made
+
+    def _without_values(
+        self, place_B: Int64Array, of_bags: Sequence[Sequence[Int64Array]]
+    ) -> BatchColumns:
+        """Return the columns of a batch, of which only lengths, and weights of 1, are written."""
         rows = len(place_B)
         per_F = [rows] * (len(self._bags) + len(self._singles))
-        begin_F: Int64Array = np.arange(len(per_F)) * rows
-        length_FB = np.ones((len(per_F), rows) if more else 1, np.int64)
-        of_bags = [more[n : n + self._per_bag] for n in range(0, len(more), self._per_bag)]
-        if more:
-            for feature, (_, bounds_Z3, *_) in zip(self._bags, of_bags, strict=True):
-                length_B = length_FB[feature]
-                per_F[feature] = compiled().lengths_of_bags(bounds_Z3, place_B, length_B)
-            begin_F = np.cumsum([0, *per_F[:-1]])
-        columns = len(self._collate.schema.numbers)
-        targets = len(self._collate.schema.targets)
+        # one number, expanded: who reads lengths sees that they are equal
+        length_FB = np.ones((len(per_F), rows) if of_bags else 1, np.int64)
+        for feature, (_, bounds_Z3, *_) in zip(self._bags, of_bags, strict=True):
+            per_F[feature] = compiled().lengths_of_bags(bounds_Z3, place_B, length_FB[feature])
+        schema = self._collate.schema
         apart = -(-rows // TARGETS_ALIGNED) * TARGETS_ALIGNED if self._for_gpu else rows
-        arrays: list[Array] = [
-            np.empty((rows, columns), np.float32),
-            np.empty(sum(per_F), np.int32 if self.narrows else np.int64),
-            length_FB.reshape(-1),
-            np.empty((targets, apart), np.float32),
-            *[np.empty(rows, np.int64) for _ in of_row_numbers],
+        parts = [
+            torch.from_numpy(np.empty((rows, len(schema.numbers)), np.float32)),
+            torch.from_numpy(np.empty(sum(per_F), np.int32 if self.narrows else np.int64)),
+            torch.from_numpy(length_FB.reshape(-1)),
+            torch.from_numpy(np.empty((len(schema.targets), apart), np.float32)),
         ]
         if self._weighted:
-            arrays.insert(2, np.ones(sum(per_F), np.float32))
-        parts = [torch.from_numpy(array) for array in arrays]
+            parts.insert(2, torch.ones(sum(per_F)))
+        if self._collate.numbered:
+            parts.append(torch.from_numpy(np.empty(rows, np.int64)))
         if self._for_gpu:
+            written = parts[2 : 3 + self._weighted]
             parts = made_together(parts, pinned=torch.cuda.is_available())
-            for made in range(2, 3 + self._weighted):
-                parts[made].copy_(torch.from_numpy(arrays[made]))
-            arrays = [part.numpy() for part in parts]
+            for part, values in zip(parts[2 : 3 + self._weighted], written, strict=True):
+                part.copy_(values)
         weights = parts.pop(2) if self._weighted else None
-        weight_L = arrays.pop(2) if self._weighted else arrays[2]
-        dense_BI, id_L, _, target_TB, *row_number_B = arrays
-        gather = compiled().gather
-        gather(of_numbers, place_B, np.arange(columns), columns, dense_BI.reshape(-1))
-        gather(of_targets, place_B, np.arange(targets) * apart, 1, target_TB.reshape(-1))
-        gather(of_ids, place_B, begin_F[self._singles], 1, id_L)
-        for table_Z3, numbers_B in zip(of_row_numbers, row_number_B, strict=True):
-            gather(table_Z3, place_B, np.arange(1), 1, numbers_B)
-        for feature, (values_Z3, bounds_Z3, *weights_Z3) in zip(self._bags, of_bags, strict=True):
-            compiled().gather_bags(values_Z3, bounds_Z3, place_B, id_L[begin_F[feature] :])
-            for table_Z3 in weights_Z3:
-                compiled().gather_bags(table_Z3, bounds_Z3, place_B, weight_L[begin_F[feature] :])
-        self.drop(place_B)
-        dense, ids, lengths, target, *row_numbers = parts
+        dense_BI, ids_L, lengths, target_TB, *row_numbers = parts
+        row_number_B = row_numbers[0] if row_numbers else None
         return BatchColumns(
-            dense, ids, weights, lengths, per_F, target[:, :rows], next(iter(row_numbers), None)
+            dense_BI, ids_L, weights, lengths, per_F, target_TB[:, :rows], row_number_B
         )
 
     def drop(self, place_N: Int64Array) -> None:
@@ -148,6 +169,20 @@ class ChunkStore:
         if compiled().count_off(place_N, self._left_Z):
             for slot in np.flatnonzero(self._left_Z == 0).tolist():
                 self._chunks[slot] = None
+
+
+def _gather(
+    table_Z3: Int64Array,
+    place_VK: Int64Array,
+    parts: Sequence[Tensor],
+    begin_MC: Int64Array,
+    step: int = 1,
+) -> None:
+    """Write a part of each of some batches; `begin_MC` has the value at which a column begins."""
+    like = _LIKE[parts[0].dtype]
+    address_M1 = np.array([[part.data_ptr()] for part in parts])
+    address_MC = address_M1 + begin_MC * like.itemsize
+    compiled().gather(table_Z3, place_VK, address_MC, step * like.itemsize, like)
 
 
 def _arrays_of(rows: Rows) -> list[Array]:

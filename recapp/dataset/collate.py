@@ -28,6 +28,7 @@ from torch import Tensor
 from recapp.dataset.arrow_types import has_views, is_list
 from recapp.dataset.decode import (
     BadValue,
+    ColumnPlaces,
     Float32Array,
     Int64Array,
     decode_finite,
@@ -36,8 +37,6 @@ from recapp.dataset.decode import (
     decode_numbers,
     decode_times,
     decode_vectors,
-    write_ids,
-    write_numbers,
 )
 from recapp.dataset.decode_bags import decode_bags, decode_id_weights, padding_id
 from recapp.dataset.nested_columns import own_column, part_of, with_parts
@@ -48,6 +47,7 @@ from recapp.sparse.keyed_jagged_tensor import (
     Batch,
     KeyedJaggedTensor,
 )
+from recapp.sparse.missing_ids import MISSING
 
 # The most rows of a chunk for which columns of one type are decoded together: a call costs as much
 # as some hundred values (measured).
@@ -95,12 +95,14 @@ class _Chunk:
         columns: Canonical name -> the file's own name.
         path: The file of the rows.
         rows_N: The number of each row in the file, [N].
+        places: Where the columns lie.
     """
 
     batch: pa.RecordBatch
     columns: Mapping[str, str]
     path: str
     rows_N: Int64Array
+    places: ColumnPlaces
 
     def read(
         self,
@@ -108,7 +110,7 @@ class _Chunk:
         dtype: npt.DTypeLike,
         decode: Callable[..., npt.NDArray[Any]],
         text_of: Callable[[str], Any],
-        write: Callable[..., bool],
+        absent: float = MISSING,
     ) -> npt.NDArray[Any]:
         """Return a value for each column and row, [len(names), N].
 
@@ -117,25 +119,24 @@ class _Chunk:
             dtype: The type of the values.
             decode: Decodes a column; its argument `text` is the reading of text.
             text_of: Returns the reading of text for a column.
+            absent: The value where one is missing.
 
         Raises:
             DataError: As for `decoded`.
         """
         matrix = np.empty((len(names), self.batch.num_rows), dtype=dtype)
+        texts = [text_of(name) for name in names]
+        own_names = [self.columns[name] for name in names]
         joins = self.batch.num_rows <= ROWS_JOINED
-        parts = [self.batch.column(self.columns[name]) for name in names]
         alike: dict[tuple[int, bool, Any], list[int]] = {}
-        for number, (name, part) in enumerate(zip(names, parts, strict=True)):
-            if write(part, text_of(name), matrix[number]):
-                continue
-            joined = joins and part.type.id in JOINED_TYPES
-            kind = part.type.id if joined else number
-            alike.setdefault((kind, joined, text_of(name)), []).append(number)
+        for number in self.places.write(own_names, texts, absent, matrix):
+            kind = self.places.kind(own_names[number])
+            joined = joins and kind in JOINED_TYPES
+            alike.setdefault((kind if joined else number, joined, texts[number]), []).append(number)
         for (_, _, text), numbers in alike.items():
-            alike_parts = [parts[i] for i in numbers]
-            values = self.decoded(
-                [names[i] for i in numbers], alike_parts, partial(decode, text=text)
-            )
+            parts = [self.batch.column(own_names[number]) for number in numbers]
+            some_names = [names[number] for number in numbers]
+            values = self.decoded(some_names, parts, partial(decode, text=text))
             matrix[numbers] = values.reshape(len(numbers), -1)
         return matrix
 
@@ -144,9 +145,10 @@ class _Chunk:
         None otherwise. Arguments as for `read`.
         """
         matrix = np.empty((len(names), self.batch.num_rows), np.int32)
-        parts = [self.batch.column(self.columns[name]) for name in names]
-        written = map(write_ids, parts, map(text_of, names), matrix)
-        return matrix if all(written) else None
+        own_names = [self.columns[name] for name in names]
+        absent = np.iinfo(np.int32).min
+        rest = self.places.write(own_names, [*map(text_of, names)], absent, matrix)
+        return None if rest else matrix
 
     def decoded(
         self, names: Sequence[str], parts: Sequence[pa.Array], decode: Callable[[pa.Array], Any]
@@ -255,18 +257,18 @@ class Collate:
             DataError: A value cannot be read; the text names file, column and row.
         """
         schema = self.schema
-        chunk = _Chunk(record_batch, columns, path, rows_N)
+        chunk = _Chunk(record_batch, columns, path, rows_N, ColumnPlaces.of(record_batch))
         derives = bool(schema.derived)
         dense_IN = chunk.read(
             schema.dense,
             np.float32,
             _numbers_or_nan if derives else lambda column, text: decode_numbers(column)[0],
-            lambda name: math.nan if derives else 0.0,
-            write_numbers,
+            lambda name: None,
+            math.nan if derives else 0.0,
         )
         ids_SN = chunk.short_ids(self.singles, schema.text_ids) if in_32_bits else None
         if ids_SN is None or derives:
-            ids_SN = chunk.read(self.singles, np.int64, decode_ids, schema.text_ids, write_ids)
+            ids_SN = chunk.read(self.singles, np.int64, decode_ids, schema.text_ids)
         bags = tuple(self._bags_of(chunk, name) for name in schema.sparse if name in self.bags)
         targets_TN = np.empty((len(schema.targets), record_batch.num_rows), dtype=np.float32)
         for number, name in enumerate(schema.targets):
@@ -322,9 +324,9 @@ class Collate:
 
         Arguments and errors are those of `rows`.
         """
-        chunk = _Chunk(record_batch, columns, path, rows_N)
+        chunk = _Chunk(record_batch, columns, path, rows_N, ColumnPlaces.of(record_batch))
         return chunk.read(
-            self.schema.dense, np.float32, _numbers_or_nan, lambda name: math.nan, write_numbers
+            self.schema.dense, np.float32, _numbers_or_nan, lambda name: None, math.nan
         )
 
     def _derived(

@@ -4,7 +4,7 @@ Any of them is computed alone, so rows are permuted and generated in any order, 
 """
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +29,15 @@ def hashes(stream: tuple[int, ...], counters_N: npt.NDArray[np.int64]) -> Uint64
 
 def hashes_of(streams: Sequence[tuple[int, ...]], counters_N: npt.NDArray[np.int64]) -> Uint64Array:
     """Return the hashes of several streams, [streams, N]. Arguments as for `hashes`."""
-    states = [reduce(lambda state, part: _mixed(state + part), stream, 0) for stream in streams]
+    states = [_mixed(_state(*stream[:-1]) + stream[-1]) for stream in streams]
     state_S = np.array(states, dtype=_U64)
     return _mix(state_S[:, None] + counters_N.astype(_U64) * _GOLDEN)
+
+
+@lru_cache(4096)
+def _state(*stream: int) -> int:
+    """Return what names a stream or the begin of its name, which streams share."""
+    return reduce(lambda state, part: _mixed(state + part), stream, 0)
 
 
 def uniform(stream: tuple[int, ...], counters_N: npt.NDArray[np.int64]) -> Float64Array:

@@ -31,7 +31,7 @@ no files in the checkpoint     continue, with a note                    continue
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -233,7 +233,9 @@ def partitions_of(path: str) -> dict[str, str | None]:
     return {key: None if value == _NO_VALUE else unquote(value) for key, _, value in pairs}
 
 
-def chunks(file: DataFile, row_group: int, rows: int) -> "Iterator[tuple[int, pa.RecordBatch]]":
+def chunks(
+    file: DataFile, row_group: int, rows: int
+) -> "Generator[tuple[int, pa.RecordBatch], None, None]":
     """Yield the first rows of a row group as Arrow record batches.
 
     The file is closed at the end.

@@ -21,11 +21,12 @@ the file and the row.
 Shapes: N rows of a column, L ids of a column of lists, D columns of a vector.
 """
 
+import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -52,18 +53,24 @@ _HEX_ONLY = (
     "an id of a column that dataset.hex or dataset.naming calls hexadecimal has at most 16 "
     "hexadecimal digits"
 )
-# The numpy types of Arrow's, by its numbers of types, of columns that are decoded in one pass.
+# Arrays of the numpy types of Arrow's, by its numbers of types, for columns that are decoded in one
+# pass.
 _INTEGERS = {
-    kind.id: np.dtype(kind.to_pandas_dtype())
+    kind.id: np.zeros(0, kind.to_pandas_dtype())
     for kind in (
         *(pa.int8(), pa.int16(), pa.int32(), pa.int64()),
         *(pa.uint8(), pa.uint16(), pa.uint32()),
     )
 }
 _NUMBERS = _INTEGERS | {
-    kind.id: np.dtype(kind.to_pandas_dtype()) for kind in (pa.uint64(), pa.float32(), pa.float64())
+    kind.id: np.zeros(0, kind.to_pandas_dtype())
+    for kind in (pa.uint64(), pa.float32(), pa.float64())
 }
-_NO_BITS = np.frombuffer(b"", np.uint8)  # read-only, like the bits of a column
+_INT32 = pa.int32().id
+_UINT32 = pa.uint32().id
+_address_of = ctypes.pythonapi.PyCapsule_GetPointer
+_address_of.restype = ctypes.c_void_p
+_address_of.argtypes = ctypes.py_object, ctypes.c_char_p
 # The ticks of each unit of time in a second.
 TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
@@ -320,49 +327,63 @@ def decode_ids(column: pa.Array, text: TextIds = TextIds.HASHED) -> Int64Array:
     return ids
 
 
-def write_ids(column: pa.Array, text: TextIds, out_N: Int64Array) -> bool:
-    """Write the ids of a column of integers, in one pass.
+class ColumnPlaces(NamedTuple):
+    """Where the columns of a record batch lie, by Arrow's C data interface.
 
     Args:
-        column: One id per row.
-        text: The rule for ids of text.
-        out_N: The ids that are written.
-
-    Returns:
-        Whether all are written; otherwise `decode_ids` reads the column, or names its fault.
+        numbers: The number of each column, by name.
+        kinds: Arrow's number of each column's type.
+        address: The address of the record batch.
+        owner: What keeps the address valid.
     """
-    dtype = _INTEGERS.get(column.type.id)
-    if dtype is None or not len(column):
-        return False
-    values_N, bits = _buffers(column, dtype)
-    if dtype == np.int32 and text is TextIds.HEX:
-        values_N = values_N.view(np.uint32)
-    return not compiled().decode_integers(values_N, bits, column.offset, out_N)
 
+    numbers: dict[str, int]
+    kinds: list[int]
+    address: int
+    owner: object
 
-def write_numbers(column: pa.Array, absent: float, out_N: Float32Array) -> bool:
-    """Write the numbers of a column of integers or floats, like `write_ids`.
+    @staticmethod
+    def of(batch: pa.RecordBatch) -> "ColumnPlaces":
+        """Find the columns of a record batch, which must be kept meanwhile."""
+        numbers = {name: number for number, name in enumerate(batch.schema.names)}
+        kinds = [kind.id for kind in batch.schema.types]
+        _, owner = batch.__arrow_c_array__()
+        return ColumnPlaces(numbers, kinds, _address_of(owner, b"arrow_array"), owner)
 
-    Args:
-        column: One number per row.
-        absent: The number for a missing one.
-        out_N: The numbers that are written.
-    """
-    dtype = _NUMBERS.get(column.type.id)
-    if dtype is None or not len(column):
-        return False
-    values_N, bits = _buffers(column, dtype)
-    gap = np.float32(absent)
-    return not compiled().decode_floats(values_N, bits, column.offset, gap, out_N)
+    def kind(self, name: str) -> int:
+        """Return Arrow's number of a column's type."""
+        return self.kinds[self.numbers[name]]
 
+    def write(
+        self, names: Sequence[str], texts: Sequence[Any], absent: float, out_SN: npt.NDArray[Any]
+    ) -> list[int]:
+        """Write columns of integers or floats, those of one type in one pass.
 
-def _buffers(
-    column: pa.Array, dtype: np.dtype[Any]
-) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:
-    """Return the values of a column, and a bit for each that is there; no bits if all are."""
-    bits, values = column.buffers()
-    values_N = np.frombuffer(values, dtype, len(column), column.offset * dtype.itemsize)
-    return values_N, np.frombuffer(bits, np.uint8) if column.null_count else _NO_BITS
+        Args:
+            names: The columns.
+            texts: The rule for ids of text of each.
+            absent: What is written where a value is missing.
+            out_SN: The ids, in 64 or 32 bits, or the numbers that are written.
+
+        Returns:
+            The rows of `out_SN` of other columns, and of those with a value that it cannot hold.
+        """
+        is_number = out_SN.dtype == np.float32
+        decode = compiled().decode_floats if is_number else compiled().decode_integers
+        alike: dict[int, list[int]] = {}
+        for row, (name, text) in enumerate(zip(names, texts, strict=True)):
+            kind = self.kind(name)
+            is_unsigned = kind == _INT32 and text is TextIds.HEX
+            alike.setdefault(_UINT32 if is_unsigned else kind, []).append(row)
+        rest: list[int] = []
+        for kind, rows in alike.items():
+            like = (_NUMBERS if is_number else _INTEGERS).get(kind)
+            if like is not None:
+                number_C = np.array([self.numbers[names[row]] for row in rows])
+                odd_C = decode(self.address, number_C, np.array(rows), like, absent, out_SN)
+                rows = [row for row, is_odd in zip(rows, odd_C.tolist(), strict=True) if is_odd]
+            rest += rows
+        return rest
 
 
 def decode_times(column: pa.Array, unit: str) -> Int64Array:

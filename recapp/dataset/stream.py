@@ -12,14 +12,15 @@ A `Reader` streams row groups in chunks, and hands the rows of each chunk to the
     row group s  ──iter_batches──>  chunk of 8,192 rows ──decode──>  inbox of lane 3   [places]
       (one cursor)                                      └─────────>  inbox of lane 5   [places]
 
-Lanes take, permute and cut the places of rows; the values stay in their chunk until a batch gathers
-them (`recapp/dataset/chunk_store.py`). Threads may decode the next chunks ahead, and one thread may
-make the next batches; the batches are the same.
+Lanes take, permute and cut the places of rows; the values stay in their chunk until batches gather
+them (`recapp/dataset/chunk_store.py`), those of one shuffled block together. Threads may decode the
+next chunks ahead, and one thread may make the next batches; without threads, chunks are decoded
+ahead between batches, as many rows as these take. The batches are the same.
 
 A reader owns some lanes. It opens a row group when one of its lanes needs the first row, decodes it
 once for all its lanes, and closes it after the last needed row. In memory are one chunk of each
-open row group, with threads also the next one or the first of the row group behind it, and shared
-chunks of which lanes have not taken all rows yet. If several lanes read separate ranges of a large
+open row group, the next one or the first of the row group behind it, and shared chunks of which
+lanes have not taken all rows yet. If several lanes read separate ranges of a large
 row group, each lane reads the row group by itself. Otherwise the reader would hold nearly the whole
 row group until the last lane takes its range.
 
@@ -45,7 +46,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -58,7 +59,7 @@ from recapp.dataset.data_file import chunks
 from recapp.dataset.rows import Rows
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import Source
-from recapp.errors import ConfigError
+from recapp.errors import ConfigError, DataError
 from recapp.settings.uris import is_uri
 from recapp.sparse.keyed_jagged_tensor import Batch
 
@@ -163,6 +164,7 @@ def rank_lanes(rank: int, world: int, lanes: int) -> range:
 
 # The decoded rows of a chunk, and the numbers of those of each lane.
 DealtRows: TypeAlias = tuple[Rows, list[tuple[int, IntArray]]]
+MADE_TOGETHER = 8  # batches at most, whose rows were shuffled together
 BATCHES_AHEAD = 3  # that are made while one is trained on, if threads read
 
 # A row group up to this size is decoded once even if lanes read separate ranges of it.
@@ -182,7 +184,7 @@ class Reader:
         lanes: The lanes to read.
         position: The number of rows already taken from each lane (the same for all).
         collate: Decodes the rows.
-        threads: Threads that read chunks ahead; None reads them when they are needed.
+        threads: They read chunks ahead.
         for_gpu: As for the `store`, like `narrows`.
         narrows: See there.
 
@@ -196,7 +198,7 @@ class Reader:
         lanes: range,
         position: int,
         collate: Collate,
-        threads: Executor | None = None,
+        threads: "Executor | Turns",
         for_gpu: bool = False,
         narrows: bool = False,
     ) -> None:
@@ -241,12 +243,11 @@ class Reader:
         Returns:
             Cursor key -> [P, 3], a row for each range: (first row, end, lane).
         """
-        pieces = np.concatenate(
-            [np.insert(lane_pieces, 3, lane, axis=1) for lane, lane_pieces in rest_by_lane.items()]
-            or [np.zeros((0, 4), np.int64)]
-        )
+        pieces = np.concatenate([np.zeros((0, 3), np.int64), *rest_by_lane.values()])
         if not len(pieces):
             return {}  # fewer rows than lanes, or all rows are taken
+        lane_P = np.repeat([*rest_by_lane], [*map(len, rest_by_lane.values())])
+        pieces = np.column_stack((pieces, lane_P))
         pieces[:, 2] += pieces[:, 1]
         readers = np.where(self._shared[pieces[:, 0]], _EVERY_LANE, pieces[:, 3])
         order = np.lexsort((pieces[:, 1], readers, pieces[:, 0]))
@@ -309,24 +310,52 @@ class _Cursor:
 
     Args:
         chunks: Yields the decoded rows of a chunk, and those of each lane.
-        threads: The threads; None without.
+        threads: The threads.
     """
 
-    def __init__(self, chunks: Iterator[DealtRows], threads: Executor | None) -> None:
+    def __init__(self, chunks: Iterator[DealtRows], threads: "Executor | Turns") -> None:
         self._chunks = chunks
         self._threads = threads
         self._ahead: Future[DealtRows] | None = None
 
     def start(self) -> None:
         """Let a thread read the next chunk, which must exist."""
-        if self._threads and self._ahead is None:
+        if self._ahead is None:
             self._ahead = self._threads.submit(next, self._chunks)
 
     def next(self) -> DealtRows:
-        """Return the next chunk."""
+        """Return the next chunk; where no thread has begun to read it, read it here."""
         ahead = self._ahead
         self._ahead = None
-        return next(self._chunks) if ahead is None else ahead.result()
+        return next(self._chunks) if ahead is None or ahead.cancel() else ahead.result()
+
+
+class Turns:
+    """Read chunks ahead between two batches, as many rows as these take: lanes come to the ends of
+    their row groups together, and would read all the next ones for one batch.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Future[DealtRows], Iterator[DealtRows]]] = deque()
+        self._rows = 0  # that may be read ahead
+
+    def submit(self, call: Any, chunks: Iterator[DealtRows]) -> Future[DealtRows]:
+        """Return what will be the next chunk, as `Executor.submit` does for the function `next`."""
+        self._waiting.append((Future(), chunks))
+        return self._waiting[-1][0]
+
+    def worked(self, batch: Batch) -> Batch:
+        """Read ahead, and return the batch that may now be used."""
+        self._rows += batch.rows
+        while self._rows > 0 and self._waiting:
+            ahead, chunks = self._waiting.popleft()
+            if ahead.set_running_or_notify_cancel():
+                try:
+                    ahead.set_result(next(chunks))
+                    self._rows -= len(ahead.result()[0])
+                except DataError as error:
+                    ahead.set_exception(error)
+        return batch
 
 
 def _stream(
@@ -341,7 +370,8 @@ def _stream(
     file = source.files[number]
     ranges = ranges_P3 + np.array([first, first, 0], dtype=np.int64)
     before = sum(other.starts[-1] for other in source.files[:number]) if collate.numbered else None
-    for begin, chunk in chunks(file, row_group, int(ranges[-1, 1])):
+    reading = chunks(file, row_group, int(ranges[-1, 1]))
+    for begin, chunk in reading:
         end = begin + chunk.num_rows
         inside = ranges[
             np.searchsorted(ranges[:, 1], begin, side="right") : np.searchsorted(ranges[:, 0], end)
@@ -356,7 +386,7 @@ def _stream(
         at_N = rows_N - int(firsts.min())
         if len(at_N) == int(at_N.max()) + 1:  # none is left out, so they stay in their order
             chunk = chunk.slice(int(firsts.min()) - begin, len(at_N))
-            rows_N = np.sort(rows_N)
+            rows_N = np.arange(len(at_N)) + int(firsts.min())
         else:
             chunk = chunk.take(pa.array(rows_N - begin))
             at_N = np.arange(len(at_N))
@@ -364,6 +394,9 @@ def _stream(
         rows = with_short_ids(collate.rows(chunk, file.columns, file.path, in_file_N, True))
         if before is not None:
             rows = replace(rows, row_numbers_N=in_file_N + before)
+        if end >= ranges[-1, 1]:
+            del chunk
+            reading.close()  # here, so that nobody waits for it later
         lanes, starts = np.unique(inside[:, 2], return_index=True)
         yield (
             rows,
@@ -450,6 +483,7 @@ class BatchStream:
         self.num_threads = 0
         self._share = batch_size // lanes
         self._deal = deal([segment.rows for segment in source.segments], lanes, shuffle_rows)
+        self._rows_V = [int(self._deal.lanes[lane][:, 2].sum()) for lane in self.lanes]
         self._collate = Collate(schema, source.bags, dense_transform, numbered)
 
     def __len__(self) -> int:
@@ -468,7 +502,8 @@ class BatchStream:
     def __iter__(self) -> Iterator[Batch]:
         """Yield batches, made ahead by threads if there are any."""
         if not self.num_threads:
-            yield from self._made(None)
+            turns = Turns()
+            yield from map(turns.worked, self._made(turns))
             return
         far = any(is_uri(file.path) for file in self.source.files)
         threads = max(self.num_threads, WAITING_THREADS) if far else self.num_threads
@@ -486,11 +521,11 @@ class BatchStream:
                 batches.shutdown(cancel_futures=True)
                 chunks.shutdown(cancel_futures=True)
 
-    def _made(self, chunks: Executor | None) -> Iterator[Batch]:
+    def _made(self, chunks: Executor | Turns) -> Iterator[Batch]:
         """Yield batches.
 
         Args:
-            chunks: The threads that decode chunks ahead, or None.
+            chunks: The threads that decode chunks ahead.
         """
         begin = self.first_batch * self._share // self._block * self._block
         reader = Reader(
@@ -503,10 +538,11 @@ class BatchStream:
             self.for_gpu,
             self.narrows,
         )
-        for place_B in self._places(reader):
-            batch = self._collate.made(reader.store.take(place_B))
+        for place_VK, batches in self._places(reader):
+            taken = reader.store.take(place_VK, batches)
             self.narrows = reader.store.narrows
-            yield batch
+            while taken:
+                yield self._collate.made(taken.popleft())
 
     @property
     def _block(self) -> int:
@@ -515,15 +551,16 @@ class BatchStream:
             max(1, self.shuffle_rows // len(self._deal.lanes)) if self.shuffle_rows else self._share
         )
 
-    def _places(self, reader: Reader) -> Iterator[IntArray]:
-        """Yield the places of the rows of each batch, [B]: `_share` rows of each lane, or all that
-        are left in the last batch.
+    def _places(self, reader: Reader) -> Iterator[tuple[IntArray, int]]:
+        """Yield the places of the rows of some batches that are made together, [V, K], and the
+        number of batches: `_share` rows of each lane, or all that are left in the last batch.
         """
-        total = max(map(self._rows_of, self.lanes), default=0)
+        total = max(self._rows_V, default=0)
         number, taken = divmod(self.first_batch * self._share, self._block)
         waiting_VK = np.zeros((len(self.lanes), 0), np.int64)  # -1 behind the end of a lane
         last = len(self) - 1
-        for batch in range(self.first_batch, len(self)):
+        batch = self.first_batch
+        while batch <= last:
             all_left = self.whole and batch == last
             share = max(self._share, total - last * self._share) if all_left else self._share
             while waiting_VK.shape[1] < share and number * self._block < total:
@@ -533,17 +570,21 @@ class BatchStream:
                 waiting_VK = np.concatenate([waiting_VK, block_VK[:, taken:]], axis=1)
                 taken = 0
                 number += 1
-            yield _present(waiting_VK[:, :share])
-            waiting_VK = waiting_VK[:, share:]
-
-    def _rows_of(self, lane: int) -> int:
-        return int(self._deal.lanes[lane][:, 2].sum())
+            alike = last + (not self.whole) - batch
+            batches = min(MADE_TOGETHER, alike, waiting_VK.shape[1] // share) or 1
+            place_VK = np.ascontiguousarray(waiting_VK[:, : batches * share])
+            if place_VK.min(initial=0) < 0:
+                batches = 1
+                place_VK = _present(waiting_VK[:, :share])[None]
+            yield place_VK, batches
+            waiting_VK = waiting_VK[:, batches * share :]
+            batch += batches
 
     def _permuted(self, reader: Reader, number: int, rows: int) -> IntArray:
         """Return the places of a block of each lane, of up to some rows, [V, rows]."""
         block_VK = np.full((len(self.lanes), rows), -1, dtype=np.int64)
         first = number * self._block
-        counts = [min(rows, self._rows_of(lane) - first) for lane in self.lanes]
+        counts = [min(rows, total - first) for total in self._rows_V]
         orders = {
             count: permutations(self.seed, self.epoch, self.lanes, number, count)
             for count in set(counts)

@@ -36,6 +36,7 @@ from recapp.dataset.schema import TextIds
 Kind = Literal["int64", "float64", "text", "hex"]
 OWN = "own"  # the type that a column has in the files
 _NUMBERS = {"int64": pa.int64(), "float64": pa.float64()}
+FEW = 64
 _NO_FLOATS = r"\A[+-]?(0[0-9]|[0-9]{16,}\z)"
 
 
@@ -69,7 +70,8 @@ def spelling_of(column: pa.Array, sign: str | None = None) -> Spelling:
     found = Spelling.VALUES if texts.null_count < len(texts) else Spelling.NOTHING
     if _numbers(texts, "int64", True) is None:
         found |= Spelling.NO_WHOLE_NUMBERS
-    if _numbers(texts, "float64", True) is None:
+    some = texts.slice(0, FEW)  # Arrow reads all texts, also behind the first that is no number
+    if _numbers(some, "float64", True) is None or _numbers(texts, "float64", True) is None:
         found |= Spelling.NO_NUMBERS
     return found
 

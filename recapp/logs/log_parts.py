@@ -107,7 +107,8 @@ def deal(file: Path, rows: pa.Table, shard_N: npt.NDArray[np.int64], shards: int
         shards: The number of shards.
     """
     order_N = np.argsort(shard_N, kind="stable")
-    columns = [column.combine_chunks() for column in rows.take(pa.array(order_N)).columns]
+    order = pa.array(order_N)
+    columns = [column.combine_chunks().take(order) for column in rows.columns]
     dealt = pa.RecordBatch.from_arrays(columns, schema=rows.schema)
     bounds = np.searchsorted(shard_N[order_N], np.arange(shards + 1)).tolist()
     unfinished = file.with_name(f"{file.name}.tmp")

@@ -71,7 +71,7 @@ def bounds_of(settings: Convert, parts: Sequence[Part], workers: Workers) -> Uin
 
 def in_order(files: Sequence[Path], shard: int) -> Iterator[pa.Table]:
     """Yield the rows of a shard, sorted, a row group at a time."""
-    rows = dealt(files, shard)
+    rows = dealt(files, shard).combine_chunks()  # else each `take` below would copy all rows
     order_N = np.lexsort((rows[TIME].to_numpy(), rows[KEY].to_numpy()))
     for begin in range(0, len(order_N), GROUP_ROWS):
         some = rows.take(pa.array(order_N[begin : begin + GROUP_ROWS]))

@@ -36,7 +36,7 @@ from recapp.dataset.storage import (
     stamp_of,
 )
 from recapp.errors import DataError
-from recapp.stored.operations import EXPORTED, MANIFEST, MOST_LINKS, TMP, Entry, Files, beside
+from recapp.stored.operations import EXPORTED, MANIFEST, TMP, Entry, Files, beside
 
 LINK = "link.recapp"
 VERSIONS = ("recapp-1", "recapp-2")
@@ -162,13 +162,10 @@ def _resolved(path: Path) -> tuple[RemotePath, RemotePath | None]:
         return RemotePath(name, version, *place.parts[len(name.parts) :]), None
     if place.name == MANIFEST:
         return _resolved(place.parent)[0] / MANIFEST, None
-    first = led = _led(place)
-    for _ in range(MOST_LINKS):
-        if led is None:
-            break
-        place = led
-        led = None if place.name in VERSIONS else _led(place)
-    return place, first
+    led = _led(place)
+    if led is None or led.name in VERSIONS:
+        return led or place, led
+    return _resolved(led)[0], led
 
 
 def _entry(path: RemotePath) -> Entry | None:

@@ -15,11 +15,10 @@ from recapp.dataset.arrow_types import has_views, without_views
 from recapp.dataset.collate import DENSE_TRANSFORMS, Collate
 from recapp.dataset.decode import (
     BadValue,
+    ColumnPlaces,
     decode_ids,
     decode_labels,
     decode_numbers,
-    write_ids,
-    write_numbers,
 )
 from recapp.dataset.decode_bags import decode_bags
 from recapp.dataset.schema import Schema, TextIds
@@ -38,6 +37,11 @@ any_words = st.one_of(
     st.integers(0, 2**63 - 1).map(lambda id: f"{id:x}"),
     st.integers(0, 2**32 - 1).map(lambda id: f"{id:X}"),
 )
+
+
+def is_written(column, absent, out):
+    places = ColumnPlaces.of(pa.record_batch([column], ["one"]))
+    return not places.write(["one"], [TextIds.HASHED], absent, out[None])
 
 
 def by_hand(word):
@@ -68,15 +72,15 @@ def test_integers_are_read_in_one_pass_from_any_place_in_their_column(kind, valu
     column = pa.array(values, kind)[first:]
     wanted = [MISSING if one is None else one for one in values[first:]]
     numbers = np.zeros(len(column), np.float32)
-    assert write_numbers(column, -1.0, numbers) is bool(wanted)
+    assert is_written(column, -1.0, numbers)
     assert numbers.tolist() == [
         -1 if one is None else float(np.float32(one)) for one in values[first:]
     ]
     wide, short = np.zeros(len(column), np.int64), np.zeros(len(column), np.int32)
-    assert write_ids(column, TextIds.HASHED, wide) is bool(wanted)
+    assert is_written(column, MISSING, wide)
     assert wide.tolist() == wanted
     fits = all(one < 2**31 for one in wanted)
-    assert write_ids(column, TextIds.HASHED, short) is (bool(wanted) and fits)
+    assert is_written(column, MISSING_INT32, short) is fits
     if fits:
         assert short.tolist() == [MISSING_INT32 if one == MISSING else one for one in wanted]
 
@@ -87,7 +91,8 @@ def test_an_id_that_would_be_a_missing_one_is_not_written(kind, odd):
     out = np.zeros(3, kind)
     refused = kind == np.int32 or odd == MISSING
     for values in ([5, odd, 6], [5, odd, None]):
-        assert write_ids(pa.array(values, pa.int64()), TextIds.HASHED, out) is not refused
+        column = pa.array(values, pa.int64())
+        assert is_written(column, np.iinfo(kind).min, out) is not refused
 
 
 @given(st.lists(any_words, max_size=30))

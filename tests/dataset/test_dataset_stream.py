@@ -6,6 +6,7 @@ import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -27,7 +28,7 @@ from recapp.dataset.collate import Collate
 from recapp.dataset.parquet import CHUNK_ROWS
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import open_source
-from recapp.dataset.stream import BatchStream, Reader, deal, permutations
+from recapp.dataset.stream import BatchStream, Reader, Turns, deal, permutations
 from recapp.errors import ConfigError, DataError
 from recapp.sparse.keyed_jagged_tensor import as_int64
 from recapp.sparse.transfer import memory_of, places_of
@@ -328,7 +329,7 @@ def _most_held(monkeypatch, source, lanes, shuffle_rows):
     dealt = deal([segment.rows for segment in source.segments], lanes, shuffle_rows)
     with monkeypatch.context() as patches:
         decoded = _count_decoded(patches)
-        own = Reader(source, dealt, range(lanes), 0, Collate(SCHEMA, source.bags, "none"))
+        own = Reader(source, dealt, range(lanes), 0, Collate(SCHEMA, source.bags, "none"), Turns())
         held = 0
         rows = 0
         for first in range(0, int(dealt.lanes[0][:, 2].sum()), 64):
@@ -350,6 +351,21 @@ def _count_decoded(monkeypatch):
     return decoded
 
 
+@pytest.mark.parametrize("rows", [300, 1200])
+def test_without_threads_chunks_are_decoded_evenly(tmp_path, monkeypatch, rows):
+    monkeypatch.setattr(parquet, "CHUNK_ROWS", 300)
+    source = numbered_source(tmp_path, [[rows] * 16])
+    decoded = _count_decoded(monkeypatch)
+    batches = BatchStream(source, SCHEMA, batch_size=80, lanes=8, shuffle_rows=160)
+    rows_decoded = [sum(decoded) for _ in batches]
+    assert rows_decoded[-1] == source.rows
+    assert (
+        max(np.diff(rows_decoded)) == 300
+    )  # although all lanes come to the ends of theirs together
+    for number, ahead in enumerate(rows_decoded):
+        assert ahead <= 8 * 300 + 80 * (number + 1) + 300
+
+
 def test_no_more_row_groups_than_lanes_are_open(tmp_path, monkeypatch):
     monkeypatch.setattr(parquet, "CHUNK_ROWS", 2)
     source = numbered_source(tmp_path, [[7] * 40])
@@ -366,7 +382,7 @@ def test_no_more_row_groups_than_lanes_are_open(tmp_path, monkeypatch):
             now_open.remove(row_group)
 
     monkeypatch.setattr(stream, "chunks", noted)
-    own = Reader(source, dealt, range(4), 0, Collate(SCHEMA, source.bags, "none"))
+    own = Reader(source, dealt, range(4), 0, Collate(SCHEMA, source.bags, "none"), Turns())
     most = 0
     taken = 0
     for _ in range(int(dealt.lanes[0][:, 2].sum())):

@@ -106,7 +106,7 @@ def test_a_feature_that_the_data_set_does_not_have_is_refused_with_the_close_one
     path.write_text(path.read_text().replace("input: C2", "input: C99"))
     with pytest.raises(ConfigError, match=r"table_1 reads feature C99, .* did you mean C9 or C19"):
         found = recipe("train", arguments()[2:], [folder / "mine"])
-        check_features(found.model_tables.tables, found.schema)
+        check_features(found.model_tables, found.schema)
 
 
 def test_settings_that_list_lookups_are_kept_in_recapps_words(folder):

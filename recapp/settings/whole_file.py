@@ -19,10 +19,9 @@ def write_whole(path: str | Path, text: str) -> None:
         OSError: The disk is full, or there is no permission; nothing is left of the new file.
             The error names a file.
     """
-    file = Path(os.path.realpath(path))
-    unfinished = file.with_name(f"{file.name}.{os.getpid()}.tmp")
-    if file.exists() and not file.is_file() and not file.is_dir():
-        unfinished = file
+    special = os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+    file = Path(path) if special else Path(os.path.realpath(path))
+    unfinished = file if special else file.with_name(f"{file.name}.{os.getpid()}.tmp")
     try:
         unfinished.write_text(text, newline="", encoding="utf-8")
         if unfinished != file:

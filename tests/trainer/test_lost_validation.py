@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from jobs import recipe
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import Checkpoint
 from runs import compose, fit
@@ -226,10 +227,11 @@ def test_the_first_bag_of_a_length_is_found_where_lists_are_padded(tmp_path):
 
 def test_a_run_that_fails_says_how_to_go_on_if_it_has_saved(tmp_path, capsys):
     run = tmp_path / "a run"
+    settings = recipe("train", [])
     manifest = run / "checkpoints/last.ckpt/manifest.json"
     manifest.parent.mkdir(parents=True)
     for saves in (False, True):
-        with pytest.raises(Fault), note_how_to_go_on(run):
+        with pytest.raises(Fault), note_how_to_go_on(settings, run):
             if saves:
                 manifest.touch()
             raise Fault

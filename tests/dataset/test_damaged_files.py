@@ -32,7 +32,11 @@ SAMPLE = range(5, len(NUMBERS), 13)
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory):
-    process = ReadingProcess(tmp_path_factory.mktemp("damaged"))
+    folder = tmp_path_factory.mktemp("damaged")
+    for suffix, content in (("parquet", whole_file(0)), *((o, other_file(o)) for o in OTHERS)):
+        (folder / f"whole.{suffix}").write_bytes(content)
+        read_here(folder / f"whole.{suffix}")  # compiles here, not within the reader's seconds
+    process = ReadingProcess(folder)
     yield process
     process.stop()
 

@@ -31,7 +31,7 @@ REFUSED = [
     ),
     (
         [f"+{CHECKPOINT}.dirpath=elsewhere"],
-        f"{CHECKPOINT}.dirpath: cannot be set: checkpoints lie in the run's directory",
+        f"{CHECKPOINT}.dirpath: cannot be set: checkpoints=DIR says where they are written",
     ),
     (
         ["+callbacks.x._target_=os.getcwd"],

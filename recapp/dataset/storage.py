@@ -22,7 +22,7 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -528,6 +528,12 @@ class RemotePath(UriPath):
     def top(self) -> "RemotePath":
         """The bucket, or the server."""
         return RemotePath(*self.parts[:3])
+
+    @property
+    @override
+    def parents(self) -> Sequence["RemotePath"]:
+        """The directories above it, up to the bucket or the server."""
+        return tuple(RemotePath(*self.parts[:n]) for n in range(len(self.parts) - 1, 2, -1))
 
     @property
     def kind(self) -> str:

@@ -135,6 +135,13 @@ def test_what_directories_of_disks_refuse_is_refused_there_too(shelf, path, prob
     assert any(one in str(info.value) for one in problem.format(uri=shelf.uri).split("|"))
 
 
+def test_nothing_above_a_bucket_is_asked_for_a_table():
+    """A name beside it would be another's bucket."""
+    inside = [str(one) for one in located("s3://bucket/logs/a.parquet").parents]
+    assert inside == ["s3://bucket/logs", "s3://bucket"]
+    assert not located("s3://bucket").parents
+
+
 @pytest.mark.parametrize(
     "fault",
     [status(503), CUT, *(pytest.param(status(n), marks=pytest.mark.full) for n in (500, 429))],

@@ -2,15 +2,11 @@
 
 import os
 
-import composing
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from lightning.pytorch import Callback
-from omegaconf import OmegaConf
-
-from recapp.cli.compose import to_plain
-from recapp.run.recipe import read_settings
+from trainer.runs import QUIET, composed
 
 BATCH = 32
 LANES = 4
@@ -56,19 +52,14 @@ def of_run(path):
         "dataset.shuffle_rows=16",
         "model.bottom_layers=[4,16]",
         "model.top_layers=[4,1]",
-        "logger=none",
-        "trainer.enable_progress_bar=false",
-        "topology.reserve_bytes=0",
+        *QUIET,
         "trainer.limit_val_batches=0",
     ]
 
 
 def settings(path, *overrides):
     """The recipe of a run that follows a path."""
-    config = composing.compose("train", [*of_run(path), *overrides])
-    OmegaConf.set_struct(config, False)
-    config.pop("hydra")
-    return read_settings(to_plain(config), "train")
+    return composed([*of_run(path), *overrides])
 
 
 class Numbers(Callback):

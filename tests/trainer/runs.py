@@ -25,6 +25,7 @@ from recapp.trainer.keep_checkpoints import EndTogether, KeepLast
 
 STOP = 4
 MORE = 3
+QUIET = ("logger=none", "trainer.enable_progress_bar=false", "topology.reserve_bytes=0")
 SCHEDULE = ("optimizer/schedule=warmup_poly", "optimizer.schedule.warmup_steps=10")
 
 SIZES = (
@@ -80,15 +81,18 @@ def on_logs(path):
         "dataset.shuffle_rows=64",
         "model.bottom_layers=[8,16]",
         "model.top_layers=[8,1]",
-        "logger=none",
-        "trainer.enable_progress_bar=false",
-        "topology.reserve_bytes=0",
+        *QUIET,
     ]
 
 
 def compose(path, *overrides):
     """The recipe of a run on the tiny set."""
-    config = composing.compose("train", [*on_logs(path), *overrides])
+    return composed([*on_logs(path), *overrides])
+
+
+def composed(overrides):
+    """The recipe of a training with these overrides."""
+    config = composing.compose("train", overrides)
     OmegaConf.set_struct(config, False)
     config.pop("hydra")
     return read_settings(without_references(config), "train")

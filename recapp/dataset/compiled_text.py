@@ -30,6 +30,7 @@ inline = compiled(forceinline=True)
 AT_ONCE = 64
 WORD = 8
 ONE = np.uint64(1)
+NO_ASCII = np.uint64(0x8080808080808080)
 LINE = np.uint8(LINE_FEED)
 
 
@@ -70,14 +71,14 @@ def lowest(typing: Any, bits: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def copy_word(typing: Any, data_C: Any, at: Any, out_C: Any, to: Any) -> Any:
-    """Copy eight bytes."""
+    """Copy eight bytes, and return them as a number."""
 
     def lower(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         word = builder.load(_address(context, builder, data_C, values[:2], WORD), align=1)
         builder.store(word, _address(context, builder, out_C, values[2:], WORD), align=1)
-        return context.get_dummy_value()
+        return builder.bitcast(word, ir.IntType(64))
 
-    return types.void(data_C, types.int64, out_C, types.int64), lower
+    return types.uint64(data_C, types.int64, out_C, types.int64), lower
 
 
 @inline
@@ -223,25 +224,28 @@ def split_rows(
 @inline
 def copied(data_C: Any, at: Any, end: Any, out_C: Any, to: Any) -> Any:
     """Copy bytes at .. end, and up to `WORD` bytes behind, over which the next ones are written;
-    return the place behind the last one.
+    return the place behind the last one, and the bits of all copied words.
     """
     behind = to + end - at
+    bits = np.uint64(0)
     while at < end:
-        copy_word(data_C, at, out_C, to)
+        bits |= copy_word(data_C, at, out_C, to)
         at += WORD
         to += WORD
-    return behind
+    return behind, bits
 
 
 @jit
 def write_column(
-    data_C: Any, begin_N: Any, end_N: Any, quote: Any, bound_N1: Any, out_C: Any
-) -> None:
-    """Write the text of a column: the bytes of all values, and the bounds between values.
+    data_C: Any, begin_N: Any, ahead: Any, end_N: Any, quote: Any, bound_N1: Any, out_C: Any
+) -> Any:
+    """Write the text of a column: the bytes of all values, and the bounds between values. Return
+    whether all of them, and of some bytes behind values, are ASCII.
 
     Args:
         data_C: The text.
-        begin_N: Where the fields of the column begin.
+        begin_N: Where the fields of the column begin, or those before them end.
+        ahead: How many bytes they begin behind that.
         end_N: Where they end.
         quote: The byte that quotes fields, or `NO_QUOTE`.
         bound_N1: The bounds, which are written.
@@ -249,14 +253,16 @@ def write_column(
     """
     to = 0
     bound_N1[0] = 0
+    bits = np.uint64(0)
     for n in range(len(begin_N)):
-        at = begin_N[n]
+        at = begin_N[n] + ahead
         end = end_N[n]
         quoted = quote >= 0 and at < end and data_C[at] == quote
         at += quoted
         while at < end:
             next = min(next_quote(data_C, at, quote), end) if quoted else end
-            to = copied(data_C, at, next, out_C, to)
+            to, more = copied(data_C, at, next, out_C, to)
+            bits |= more
             at = next + 1
             if quoted and at < end:  # of two quotes the second is written; one ends the quoted part
                 quoted = data_C[at] == quote
@@ -264,3 +270,4 @@ def write_column(
                 to += quoted
                 at += quoted
         bound_N1[n + 1] = to
+    return bits & NO_ASCII == 0

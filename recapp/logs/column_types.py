@@ -29,7 +29,14 @@ from recapp.dataset.arrow_types import (
     with_values,
     without_views,
 )
-from recapp.dataset.decode import BadValue, as_text, ids_of_hex, ids_of_text, shown
+from recapp.dataset.decode import (
+    BadValue,
+    as_text,
+    bytes_and_bounds,
+    ids_of_hex,
+    ids_of_text,
+    shown,
+)
 from recapp.dataset.schema import TextIds
 
 # int64 | float64 | text; hex: at most 16 hexadecimal digits, which become int64
@@ -37,6 +44,7 @@ Kind = Literal["int64", "float64", "text", "hex"]
 OWN = "own"  # the type that a column has in the files
 _NUMBERS = {"int64": pa.int64(), "float64": pa.float64()}
 FEW = 64
+EXACT = 10**15  # a whole number from here on has 16 digits
 _NO_FLOATS = r"\A[+-]?(0[0-9]|[0-9]{16,}\z)"
 
 
@@ -68,8 +76,11 @@ def spelling_of(column: pa.Array, sign: str | None = None) -> Spelling:
     texts = plain(column)
     texts = plain(parts_of(texts, sign).flatten()) if sign else texts
     found = Spelling.VALUES if texts.null_count < len(texts) else Spelling.NOTHING
-    if _numbers(texts, "int64", True) is None:
-        found |= Spelling.NO_WHOLE_NUMBERS
+    whole = _whole_numbers(texts)
+    if whole is not None:
+        large = pc.any(pc.greater_equal(pc.abs(whole), EXACT)).as_py()
+        return found | Spelling.NO_NUMBERS if large else found
+    found |= Spelling.NO_WHOLE_NUMBERS
     some = texts.slice(0, FEW)  # Arrow reads all texts, also behind the first that is no number
     if _numbers(some, "float64", True) is None or _numbers(texts, "float64", True) is None:
         found |= Spelling.NO_NUMBERS
@@ -87,10 +98,13 @@ def plain(column: pa.Array) -> pa.Array:
     if not is_text(column.type):
         return column
     texts = as_text(column)
-    lengths_N = pc.fill_null(pc.binary_length(texts), 0).to_numpy()
-    if lengths_N.all():
+    if texts.null_count:
+        texts = texts.fill_null("")
+    _, bound_N1 = bytes_and_bounds(texts)
+    there_N = bound_N1[1:] > bound_N1[:-1]
+    if there_N.all():
         return texts
-    there_N = np.append(np.zeros(texts.offset, np.bool_), lengths_N > 0)
+    there_N = np.append(np.zeros(texts.offset, np.bool_), there_N)
     there = np.packbits(there_N, bitorder="little")
     buffers = [pa.py_buffer(there), *texts.buffers()[1:]]
     return pa.Array.from_buffers(texts.type, len(texts), buffers, offset=texts.offset)
@@ -178,7 +192,9 @@ def _whole_numbers(texts: pa.Array) -> pa.Array | None:
         numbers = ids_of_text(spelled, TextIds.INTEGERS)
     except BadValue:
         return None
-    return pa.array(numbers, mask=texts.is_null().to_numpy(zero_copy_only=False))
+    there = texts.buffers()[0]
+    numbers = pa.py_buffer(np.append(np.empty(texts.offset, np.int64), numbers))
+    return pa.Array.from_buffers(pa.int64(), len(texts), [there, numbers], offset=texts.offset)
 
 
 def _first_bad(texts: pa.Array, kind: str, spelled: bool) -> int:

@@ -30,7 +30,6 @@ inline = compiled(forceinline=True)
 AT_ONCE = 64
 WORD = 8
 ONE = np.uint64(1)
-NO_ASCII = np.uint64(0x8080808080808080)
 LINE = np.uint8(LINE_FEED)
 
 
@@ -71,14 +70,14 @@ def lowest(typing: Any, bits: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def copy_word(typing: Any, data_C: Any, at: Any, out_C: Any, to: Any) -> Any:
-    """Copy eight bytes, and return them as a number."""
+    """Copy eight bytes."""
 
     def lower(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         word = builder.load(_address(context, builder, data_C, values[:2], WORD), align=1)
         builder.store(word, _address(context, builder, out_C, values[2:], WORD), align=1)
-        return builder.bitcast(word, ir.IntType(64))
+        return context.get_dummy_value()
 
-    return types.uint64(data_C, types.int64, out_C, types.int64), lower
+    return types.void(data_C, types.int64, out_C, types.int64), lower
 
 
 @inline
@@ -224,28 +223,26 @@ def split_rows(
 @inline
 def copied(data_C: Any, at: Any, end: Any, out_C: Any, to: Any) -> Any:
     """Copy bytes at .. end, and up to `WORD` bytes behind, over which the next ones are written;
-    return the place behind the last one, and the bits of all copied words.
+    return the place behind the last one.
     """
     behind = to + end - at
-    bits = np.uint64(0)
-    while at < end:
-        bits |= copy_word(data_C, at, out_C, to)
+    while True:  # of no text, too: most have one word, and no branch finds that out
+        copy_word(data_C, at, out_C, to)
         at += WORD
         to += WORD
-    return behind, bits
+        if at >= end:
+            return behind
 
 
 @jit
 def write_column(
-    data_C: Any, begin_N: Any, ahead: Any, end_N: Any, quote: Any, bound_N1: Any, out_C: Any
-) -> Any:
-    """Write the text of a column: the bytes of all values, and the bounds between values. Return
-    whether all of them, and of some bytes behind values, are ASCII.
+    data_C: Any, begin_N: Any, end_N: Any, quote: Any, bound_N1: Any, out_C: Any
+) -> None:
+    """Write the text of a column: the bytes of all values, and the bounds between values.
 
     Args:
         data_C: The text.
-        begin_N: Where the fields of the column begin, or those before them end.
-        ahead: How many bytes they begin behind that.
+        begin_N: Where the fields of the column begin.
         end_N: Where they end.
         quote: The byte that quotes fields, or `NO_QUOTE`.
         bound_N1: The bounds, which are written.
@@ -253,21 +250,19 @@ def write_column(
     """
     to = 0
     bound_N1[0] = 0
-    bits = np.uint64(0)
     for n in range(len(begin_N)):
-        at = begin_N[n] + ahead
+        at = begin_N[n]
         end = end_N[n]
-        quoted = quote >= 0 and at < end and data_C[at] == quote
+        quoted = (at < end) & (data_C[at] == quote)
         at += quoted
-        while at < end:
+        while True:
             next = min(next_quote(data_C, at, quote), end) if quoted else end
-            to, more = copied(data_C, at, next, out_C, to)
-            bits |= more
+            to = copied(data_C, at, next, out_C, to)
             at = next + 1
-            if quoted and at < end:  # of two quotes the second is written; one ends the quoted part
-                quoted = data_C[at] == quote
-                out_C[to] = np.uint8(quote)
-                to += quoted
-                at += quoted
+            if at >= end:
+                break
+            quoted = data_C[at] == quote  # of two, the second is written; one ends the quoted part
+            out_C[to] = np.uint8(quote)
+            to += quoted
+            at += quoted
         bound_N1[n + 1] = to
-    return bits & NO_ASCII == 0

@@ -136,18 +136,16 @@ def _column(rows: Rows, field: int, between: int, quote: int) -> pa.Array:
         BadValue: Bytes are no UTF-8.
     """
     end_N = rows.end_NF[:, field]
-    begin_N = rows.end_NF[:, field - 1] if field else rows.begin_N
-    ahead = between if field else 0
-    most = int(end_N.sum() - begin_N.sum()) - ahead * len(end_N)
-    text_C = np.empty(most + text_loops().WORD, np.uint8)
+    begin_N = rows.end_NF[:, field - 1] + between if field else rows.begin_N
+    text_C = np.empty(int((end_N - begin_N).sum()) + text_loops().WORD, np.uint8)
     bound_N1 = np.empty(len(end_N) + 1, np.int32)
-    plain = text_loops().write_column(
-        rows.data_C, begin_N, ahead, end_N, quote, bound_N1, text_C
+    text_loops().write_column(
+        rows.data_C, begin_N, np.ascontiguousarray(end_N), quote, bound_N1, text_C
     )
     text_C = text_C[: bound_N1[-1]]
     buffers = [None, pa.py_buffer(bound_N1), pa.py_buffer(text_C)]
     column = pa.Array.from_buffers(pa.string(), len(end_N), buffers)
-    if not plain:
+    if len(text_C) and text_C.max() >= 0x80:
         try:
             column.validate(full=True)
         except pa.ArrowInvalid:

@@ -44,7 +44,6 @@ Kind = Literal["int64", "float64", "text", "hex"]
 OWN = "own"  # the type that a column has in the files
 _NUMBERS = {"int64": pa.int64(), "float64": pa.float64()}
 FEW = 64
-EXACT = 10**15  # a whole number from here on has 16 digits
 _NO_FLOATS = r"\A[+-]?(0[0-9]|[0-9]{16,}\z)"
 
 
@@ -76,11 +75,8 @@ def spelling_of(column: pa.Array, sign: str | None = None) -> Spelling:
     texts = plain(column)
     texts = plain(parts_of(texts, sign).flatten()) if sign else texts
     found = Spelling.VALUES if texts.null_count < len(texts) else Spelling.NOTHING
-    whole = _whole_numbers(texts)
-    if whole is not None:
-        large = pc.any(pc.greater_equal(pc.abs(whole), EXACT)).as_py()
-        return found | Spelling.NO_NUMBERS if large else found
-    found |= Spelling.NO_WHOLE_NUMBERS
+    if _numbers(texts, "int64", True) is None:
+        found |= Spelling.NO_WHOLE_NUMBERS
     some = texts.slice(0, FEW)  # Arrow reads all texts, also behind the first that is no number
     if _numbers(some, "float64", True) is None or _numbers(texts, "float64", True) is None:
         found |= Spelling.NO_NUMBERS
@@ -104,8 +100,7 @@ def plain(column: pa.Array) -> pa.Array:
     there_N = bound_N1[1:] > bound_N1[:-1]
     if there_N.all():
         return texts
-    there_N = np.append(np.zeros(texts.offset, np.bool_), there_N)
-    there = np.packbits(there_N, bitorder="little")
+    there = np.packbits(np.append(np.zeros(texts.offset, np.bool_), there_N), bitorder="little")
     buffers = [pa.py_buffer(there), *texts.buffers()[1:]]
     return pa.Array.from_buffers(texts.type, len(texts), buffers, offset=texts.offset)
 

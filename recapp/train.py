@@ -15,10 +15,8 @@ process. Ranks get plain values and import no Hydra, and the command imports no 
 
 if __name__ == "__main__":
     from recapp.processes.fork_server import start_early
-    from recapp.processes.stopping import end_on_signals
 
-    end_on_signals()  # before the imports below, which take a while
-    start_early()  # imports the ranks' modules meanwhile
+    start_early()  # before the imports below, which take a while
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence

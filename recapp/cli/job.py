@@ -64,14 +64,7 @@ def run_recipe(recipe: Train, job: Job, module: str) -> dict[str, Any]:
             "fewer ranks are faster"
         )
     to_stderr = recipe.format == "json"
-    return run_on_ranks(
-        to_plain(recipe),
-        job,
-        module,
-        ranks,
-        recipe.launch,
-        to_stderr=to_stderr,
-    )
+    return run_on_ranks(to_plain(recipe), job, module, ranks, recipe.launch, to_stderr=to_stderr)
 
 
 def emit_json(metrics: Mapping[str, Any], recipe: Train) -> None:

@@ -202,8 +202,8 @@ def _counters(trainer: Trainer) -> dict[str, float]:
     }
 
 
-def held_bytes(tables: Sequence[ShardedTables], device: torch.device) -> dict[str, int | None]:
-    """Return the bytes that this rank holds, by kind.
+def held_bytes(tables: Sequence[ShardedTables], device: torch.device) -> RankMemory:
+    """Return the bytes that this rank holds.
 
     Args:
         tables: The sharded tables of the model.
@@ -219,16 +219,16 @@ def held_bytes(tables: Sequence[ShardedTables], device: torch.device) -> dict[st
     stores = [store.nbytes for shared in tables for store in shared.state.stores]
     buffers = {t.data_ptr(): t.nbytes for shared in tables for t in shared.exchange_buffers()}
     gpu = device.type == "cuda"
-    return {
-        "weights": sum(size.rows for size in stores),
-        "state": sum(size.state for size in stores),
-        "buffers": sum(buffers.values()),
-        "rss": resident_bytes(),
-        "rss_peak": peak_resident_bytes(),
-        "allocated": torch.cuda.memory_allocated(device) if gpu else None,
-        "reserved": torch.cuda.memory_reserved(device) if gpu else None,
-        "allocated_peak": torch.cuda.max_memory_allocated(device) if gpu else None,
-    }
+    return RankMemory(
+        weights=sum(size.rows for size in stores),
+        state=sum(size.state for size in stores),
+        buffers=sum(buffers.values()),
+        rss=resident_bytes(),
+        rss_peak=peak_resident_bytes(),
+        allocated=torch.cuda.memory_allocated(device) if gpu else None,
+        reserved=torch.cuda.memory_reserved(device) if gpu else None,
+        allocated_peak=torch.cuda.max_memory_allocated(device) if gpu else None,
+    )
 
 
 class StepClock(BatchCallback):
@@ -345,7 +345,6 @@ class StepClock(BatchCallback):
         if trainer.is_global_zero:
             ranks = strategy.comm.world
             of_ranks = {name: tuple(rank[name] for rank in measured_W) for name in of_rank}
-            of_ranks["memory"] = tuple(RankMemory(**memory) for memory in of_ranks["memory"])
             record = Performance(
                 batch_per_rank=self.rows[0] // ranks,
                 ranks=ranks,

@@ -46,6 +46,7 @@ from recapp.cli.job import Job
 from recapp.cli.stored_recipe import as_scored, match_stored
 from recapp.console import note, stop_printing, tracebacks_wanted
 from recapp.errors import ConfigError, RecappError, suggest
+from recapp.processes.fork_server import variables
 from recapp.processes.rank_environment import (
     external_rank,
     locked,
@@ -456,21 +457,16 @@ def hydra_process(name: str, arguments: list[str]) -> Iterator[None]:
         arguments: The arguments after the command that Hydra finds in `sys.argv`.
     """
     kept_arguments = sys.argv
-    kept_flag = os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = [f"recapp.{name}", *arguments]
-    os.environ["HYDRA_FULL_ERROR"] = "1"
     kept_mode = Hydra.get_mode
     if not any(argument.startswith("hydra.mode=") for argument in arguments):
         Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
     try:
-        yield
+        with variables({**os.environ, "HYDRA_FULL_ERROR": "1"}):
+            yield
     finally:
         Hydra.get_mode = kept_mode  # type: ignore[method-assign]
         sys.argv = kept_arguments
-        if kept_flag is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = kept_flag
 
 
 # ---- recipes

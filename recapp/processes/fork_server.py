@@ -115,14 +115,14 @@ def ensure_running(preload: str) -> None:
     # the tracker's first call unblocks signals, so it must stand before `signals_blocked`
     resource_tracker.ensure_running()
     of_server = {**DEFAULTS, **environment, **OWN_VARIABLES, **here}
-    with signals_blocked(), without_main_module(), _variables(of_server):
+    with signals_blocked(), without_main_module(), variables(of_server):
         forkserver.ensure_running()
     if not _environment:
         _environment.update(environment)
 
 
 @contextmanager
-def _variables(environment: Mapping[str, str]) -> Iterator[None]:
+def variables(environment: Mapping[str, str]) -> Iterator[None]:
     """Replace the environment of this process inside the `with`."""
     kept = dict(os.environ)
     replace_environment(environment)

@@ -238,15 +238,8 @@ def environments_of_ranks(ranks: int, port: int, run: str) -> list[dict[str, str
 
 
 @contextmanager
-def stdout_to_stderr(applies: bool) -> Iterator[None]:
-    """Send standard output of this process and of its child processes to standard error.
-
-    Args:
-        applies: Whether to do so; else nothing changes.
-    """
-    if not applies:
-        yield
-        return
+def stdout_to_stderr() -> Iterator[None]:
+    """Send standard output of this process and of its child processes to standard error."""
     sys.stdout.flush()
     with redirected(1, 2):
         try:

@@ -24,7 +24,7 @@ from functools import lru_cache
 from importlib import import_module
 from traceback import extract_tb
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from recapp.errors import ConfigError, alike, listed, meant, suggest
 from recapp.settings.values import read, shown, takes
@@ -184,8 +184,7 @@ def record(kind: type[T], plain: Mapping[str, Any], name: str = "", *, check: bo
         ConfigError: A setting does not exist, is missing, or has a value that is not allowed; or
             two settings conflict.
     """
-    result: T = _Reader(kind if check else None).record(kind, plain, name)
-    return result
+    return cast(T, _Reader(kind if check else None).record(kind, plain, name))
 
 
 @dataclasses.dataclass(frozen=True)

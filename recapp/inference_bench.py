@@ -230,8 +230,7 @@ def cpp_program(folder: Path) -> Path | None:
     Args:
         folder: The directory of the program.
     """
-    missing = missing_tools()
-    if missing:
+    if missing := missing_tools():
         console.note(f"the C++ program is left out: {', '.join(missing)} is missing")
         return None
     console.note("building the C++ program (a minute) ...")
@@ -250,8 +249,8 @@ def started(program: Path | None, stored: StoredModel, threads: int) -> Iterator
     if program is None or stored.compiled is None:
         yield None
         return
-    command: list[str | Path] = [program, stored.path, stored.rows_file, "--turns"]
-    command.append(f"--threads={threads}")
+    options = ("--turns", f"--threads={threads}")
+    command: list[str | Path] = [program, stored.path, stored.rows_file, *options]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -83,7 +83,7 @@ def export(recipe: OnPaper, job: Job) -> None:
         )
     problem = problem_on_paper(recipe)
     plan, _ = chosen_plan(recipe, problem)
-    plan = replace(plan, made_for=made_for(plan, problem))
+    plan = replace(plan, made_for=made_for(problem))
     text = (
         plan_format("hugectr").written_plan(plan, problem.tables, problem.lookups, recipe.indent)
         if for_hugectr

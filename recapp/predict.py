@@ -115,7 +115,6 @@ def score(recipe: Predict) -> dict[str, Any]:
 
     if not trainer.is_global_zero:
         return {}
-    assert writer.joined is not None
     rows = data.prediction_input.rows
     return {
         **writer.joined,

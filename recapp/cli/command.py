@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import hydra
 from hydra._internal.hydra import Hydra
@@ -471,7 +471,7 @@ def hydra_process(name: str, arguments: list[str]) -> Iterator[None]:
 
 # ---- recipes
 
-LENGTH: tuple[Literal["max_epochs"], Literal["max_steps"]] = ("max_epochs", "max_steps")
+LENGTH = ("max_epochs", "max_steps")
 
 
 def recipe_of_job(
@@ -542,7 +542,7 @@ def with_one_length(recipe: Train, overrides: Sequence[str]) -> Train:
     for one, other in (LENGTH, LENGTH[::-1]):
         sets_only_one = f"trainer.{one}" in named and f"trainer.{other}" not in named
         if sets_only_one and getattr(trainer, one) is not None:
-            trainer = trainer.without(other)
+            trainer = replace(trainer, **dict.fromkeys([other]))  # None
     return replace(recipe, trainer=trainer)
 
 

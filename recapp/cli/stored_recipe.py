@@ -129,8 +129,7 @@ def check_generated(recipe: Recipe, overrides: Sequence[str]) -> None:
     named = {"dataset", "dataset.path", "experiment"}.intersection(override_names(overrides))
     if not dataset.generate or named:
         return
-    assert isinstance(dataset.scaled.path, str)
-    path = Path(dataset.scaled.path)
+    path = Path(str(dataset.scaled.path))  # one directory, where data are generated
     if not path.is_dir() or not any(path.iterdir()):
         raise ConfigError(
             f"dataset.path={path}: the generated data of the checkpoint are not there, and nothing "

@@ -485,7 +485,7 @@ def build_trainer(
     ranks_of_host = here.local_world if here else 1
     accelerator = recipe.trainer.accelerator
     gpu = accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available())
-    trainer = construct(
+    trainer: Trainer = construct(
         Trainer,
         "trainer",
         accelerator="cuda" if gpu else "cpu",
@@ -502,7 +502,6 @@ def build_trainer(
         inference_mode=False,
         **arguments,
     )
-    assert isinstance(trainer, Trainer)
     skip_idle_hooks(trainer.callbacks)  # type: ignore[attr-defined]
     return trainer
 

@@ -55,9 +55,9 @@ def composed() -> Any:
     return dataclasses.field(metadata={"absent": True, "null": True})
 
 
-def not_a_setting(factory: Callable[[], Any] = dict) -> Any:
-    """Return a field that plain settings carry but that no user sets."""
-    return dataclasses.field(default_factory=factory, metadata={"setting": False})
+def not_a_setting() -> Any:
+    """Return a field with a mapping that plain settings carry but that no user sets."""
+    return dataclasses.field(default_factory=dict, metadata={"setting": False})
 
 
 def in_hand() -> Any:

@@ -538,7 +538,7 @@ def with_one_length(recipe: Train, overrides: Sequence[str]) -> Train:
     of trainer.max_epochs and trainer.max_steps, the checkpoint's other limit is dropped.
     """
     named = override_names(overrides)
-    trainer = recipe.trainer
+    trainer: Any = recipe.trainer
     for one, other in (LENGTH, LENGTH[::-1]):
         sets_only_one = f"trainer.{one}" in named and f"trainer.{other}" not in named
         if sets_only_one and getattr(trainer, one) is not None:

@@ -169,6 +169,7 @@ class HeldTable:
         return stored(values, self.data_type)
 
 
+@dataclass(frozen=True)
 class HeldTables:
     """Make the stores of a read-only model.
 
@@ -176,8 +177,7 @@ class HeldTables:
         tables: The tables, by name.
     """
 
-    def __init__(self, tables: Mapping[str, HeldTable]) -> None:
-        self.tables = dict(tables)
+    tables: Mapping[str, HeldTable]
 
     def make_store(self, group: StoredGroup) -> RowStore:
         """Return the rows of a group on a rank."""

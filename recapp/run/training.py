@@ -607,6 +607,7 @@ class RankModel:
         }
 
 
+@dataclass(eq=False)
 class CheckExample(Callback):
     """Compare the outputs of an artefact's example with the exported ones before its first batch.
     Every rank scores the example.
@@ -616,9 +617,8 @@ class CheckExample(Callback):
         batch: The batch of its example.
     """
 
-    def __init__(self, artefact: Manifest, batch: Batch) -> None:
-        self.artefact = artefact
-        self.batch = batch
+    artefact: Manifest
+    batch: Batch
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Score the example and compare its outputs.

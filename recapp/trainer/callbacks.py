@@ -9,6 +9,7 @@ stopping, rate monitor) run in addition.
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -381,6 +382,7 @@ class StepClock(BatchCallback):
         }
 
 
+@dataclass(eq=False)
 class StartReport(Callback):
     """Prints a report before the first step: seed, the data, the layers with their output shapes,
     the plan, ranks with their hosts and devices.
@@ -392,13 +394,10 @@ class StartReport(Callback):
         features: The features of the batches that the model may read, by name.
     """
 
-    def __init__(
-        self, seed: int, shown: bool, dense_columns: int, features: Sequence[str] = ()
-    ) -> None:
-        self.seed = seed
-        self.shown = shown
-        self.dense_columns = dense_columns
-        self.features = features
+    seed: int
+    shown: bool
+    dense_columns: int
+    features: Sequence[str] = ()
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -456,6 +455,7 @@ class StartReport(Callback):
         print("".join(f"\nnote: {readable(note)}" for note in notes), flush=True)
 
 
+@dataclass(eq=False)
 class FillTables(Callback):
     """Fills tables from files when training begins (`recapp/stored/start_values.py`).
 
@@ -463,8 +463,7 @@ class FillTables(Callback):
         values: The files by table. In an ensemble the file of a table is that of all members.
     """
 
-    def __init__(self, values: Mapping[str, str]) -> None:
-        self.values = values
+    values: Mapping[str, str]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Fill this rank's rectangles. Every rank calls it.

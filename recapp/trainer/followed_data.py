@@ -13,7 +13,7 @@ in each checkpoint. What is there when a run begins tells columns, fitted values
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -177,6 +177,7 @@ class FollowedData(ClickData):
         self.files.trained, self._file = self._on_rank_0(resume)
 
 
+@dataclass(eq=False)
 class MeasureFiles(BatchCallback):
     """Measures each file on the scores by which it has trained: those of a batch are made before
     its rows change a weight. So they are scores of rows that the model has not seen, in training's
@@ -188,8 +189,7 @@ class MeasureFiles(BatchCallback):
         clock: The clock of steps, which leaves out the wait for files.
     """
 
-    def __init__(self, clock: StepClock) -> None:
-        self.clock = clock
+    clock: StepClock
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -508,11 +508,6 @@ class EmbeddingShardingStrategy(StepOfRanks):
             self.recorded.end()
         self.recorded = None
 
-    @property
-    def restore_checkpoint_after_setup(self) -> bool:
-        """Return True, because rows can be read into shards only after `setup` makes the shards."""
-        return True
-
     @saving()
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None

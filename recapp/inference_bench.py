@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 import torch
-from torch import nn
 
 from recapp import console
 from recapp.benchmarks.session import Session, listed
@@ -210,7 +209,7 @@ def batches_of(scorer: Scorer, rows: RawTable, size: int) -> Batches:
     return Batches(size, raw, [scorer.batch(part) for part in raw])
 
 
-def _rows(recipe: Recipe, model: nn.Module) -> RawTable:
+def _rows(recipe: Recipe, model: torch.nn.Module) -> RawTable:
     schema = recipe.schema
     source = validation_source(recipe)
     if source is not None:

@@ -399,6 +399,7 @@ def storage_of(table: EmbeddingConfig, quantize: str) -> DataType:
 MEMORY_BYTES = 1 << 28  # the largest table that is read into memory
 
 
+@dataclass(frozen=True)
 class TrainedTables:
     """Read tables of an open checkpoint.
 
@@ -407,9 +408,8 @@ class TrainedTables:
         scratch: A directory for large tables, on the disk of the artefact.
     """
 
-    def __init__(self, snapshot: Checkpoint, scratch: Path) -> None:
-        self.snapshot = snapshot
-        self.scratch = scratch
+    snapshot: Checkpoint
+    scratch: Path
 
     @contextmanager
     def rows(self, table: EmbeddingConfig) -> Iterator[Tensor]:

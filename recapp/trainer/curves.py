@@ -205,8 +205,7 @@ class NoteEarlyStop(Callback):
     `reason` is the same text for the summary; None if early stopping did not end the run.
     """
 
-    def __init__(self) -> None:
-        self.reason: str | None = None
+    reason: str | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Discard the reason of an earlier stop, which the checkpoint has kept."""

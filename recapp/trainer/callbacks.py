@@ -370,7 +370,7 @@ class StepClock(BatchCallback):
         waits = ("input_wait_ms", "exchange_wait_ms") if self._host_waits else ()
         return {
             "step_ms": statistics.median(ms),
-            "step_ms_quartiles": quartiles(ms),
+            "step_ms_quartiles": quartiles(ms)[1:],
             "samples_per_second": sum(self.rows[-len(ms) :]) / sum(ms) * 1e3,
             "cpu_seconds_per_sample": cpu_ms / sum(self.rows[-len(ms) :]) / 1e3,
             "train_seconds": (self._last["ms"] - self._began_ms) / 1e3,

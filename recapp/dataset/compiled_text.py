@@ -33,9 +33,9 @@ ONE = np.uint64(1)
 LINE = np.uint8(LINE_FEED)
 
 
-def readable(text: bytes, more: bytes = b"") -> Any:
+def readable(text: bytes) -> Any:
     """Return bytes as an array, behind which as many can be read as the loops look at."""
-    return np.frombuffer(b"".join((text, more, bytes(AT_ONCE))), np.uint8)[: len(text) + len(more)]
+    return np.frombuffer(bytearray(text + bytes(AT_ONCE)), np.uint8)[: len(text)]
 
 
 def _address(context: Any, builder: Any, kind: Any, place: Any, width: int) -> Any:

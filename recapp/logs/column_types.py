@@ -29,7 +29,7 @@ from recapp.dataset.arrow_types import (
     with_values,
     without_views,
 )
-from recapp.dataset.decode import BadValue, as_text, ids_of_hex, ids_of_text, shown
+from recapp.dataset.decode import BadValue, as_text, ids_of_text, shown
 from recapp.dataset.schema import TextIds
 
 # int64 | float64 | text; hex: at most 16 hexadecimal digits, which become int64
@@ -141,7 +141,9 @@ def _offsets(lists: pa.Array) -> pa.Array:
 
 def _typed(texts: pa.Array, kind: str, spelled: bool) -> pa.Array:
     if kind == "hex":
-        return pa.array(ids_of_hex(texts), mask=texts.is_null().to_numpy(zero_copy_only=False))
+        return pa.array(
+            ids_of_text(texts, TextIds.HEX), mask=texts.is_null().to_numpy(zero_copy_only=False)
+        )
     if kind == "text":
         return texts
     numbers = _numbers(texts, kind, spelled)
@@ -172,10 +174,8 @@ def _numbers(texts: pa.Array, kind: str, spelled: bool) -> pa.Array | None:
 
 def _whole_numbers(texts: pa.Array) -> pa.Array | None:
     """Return texts as whole numbers; None if one is none in its only spelling."""
-    buffers = [None, *texts.buffers()[1:]]  # a null is empty, or has a number that is not read
-    spelled = pa.Array.from_buffers(texts.type, len(texts), buffers, offset=texts.offset)
     try:
-        numbers = ids_of_text(spelled, TextIds.INTEGERS)
+        numbers = ids_of_text(texts, TextIds.INTEGERS)
     except BadValue:
         return None
     return pa.array(numbers, mask=texts.is_null().to_numpy(zero_copy_only=False))

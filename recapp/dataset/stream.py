@@ -288,11 +288,10 @@ class Reader:
         else:
             del self._cursors[key]  # this closes the generator, and so the file
         for lane, _ in parts:
-            plan = self._plans[lane]
-            if len(plan) > 1 and plan[0][0] == segment:
-                following = self._key(lane, plan[1][0])
-                if self._due[following]:
-                    self._cursor(following).start()
+            behind = (other for other, _ in self._plans[lane] if other != segment)
+            following = self._key(lane, next(behind, segment))
+            if self._due[following]:
+                self._cursor(following).start()
 
     def _key(self, lane: int, segment: int) -> tuple[int, int]:
         return segment, _EVERY_LANE if self._shared[segment] else lane

@@ -351,7 +351,10 @@ def _count_decoded(monkeypatch):
     return decoded
 
 
-@pytest.mark.parametrize("rows", [[300] * 16, [1200] * 16, [300] * 8 + [900] * 8 + [120] * 24])
+LAYOUTS = ([300] * 16, [1200] * 16, [300] * 8 + [900] * 8 + [120] * 24, [700] * 8, [1200] * 4)
+
+
+@pytest.mark.parametrize("rows", LAYOUTS)
 def test_without_threads_chunks_are_read_and_decoded_evenly(tmp_path, monkeypatch, rows):
     monkeypatch.setattr(parquet, "CHUNK_ROWS", 300)
     source = numbered_source(tmp_path, [rows])

@@ -26,6 +26,7 @@ inline = compiled(forceinline=True)
 HASHED, INTEGERS, HEX = range(3)  # the rules of ids
 ZERO, NINE, MINUS, POINT = b"09-."
 WORD = 8
+WORDS = np.zeros(0, np.uint64)  # of types
 HEX_DIGITS = 16  # the most
 INTEGER_DIGITS = 19  # of the largest int64
 NUMBER_SIGNS = 18  # so that no number passes 64 bits
@@ -168,18 +169,35 @@ def write_values(
 
 
 @jit
+def write_hex(bound_D1: Any, data: Any, out_D: Any) -> Any:
+    """Write the ids of texts of eight hexadecimal digits each; return whether all are such texts.
+    They are one array of words, which LLVM reads some at once.
+    """
+    first = data + bound_D1[0]
+    good = first % WORD == 0
+    for d in range(len(out_D)):
+        good &= bound_D1[d + 1] - bound_D1[d] == WORD
+    word_D = carray(pointer(first, WORDS), len(out_D) if good else 0)
+    for d in range(len(word_D)):
+        fine, value = of_hex(word_D[d])
+        good &= fine
+        out_D[d] = np.int64(value)
+    return good
+
+
+@jit
 def look_up(code_N: Any, there_N: Any, entry_D: Any, entries: Any, out_N: Any) -> Any:
     """Write the entry of each row; that behind the last one if it has none. Return the first row
     whose entry does not exist, or -1.
     """
-    bad = False
+    most = np.uint32(0)
+    last = np.uint32(entries)
     for n in range(len(out_N)):
-        code = np.int64(code_N[n])
-        is_entry = (code >= 0) & (code < entries)
-        there = there_N[n] != 0
-        bad |= there & (not is_entry)
-        out_N[n] = get(entry_D, code if is_entry & there else entries)
-    return 0 if bad else -1
+        code = np.uint32(get(code_N, n))
+        there = get(there_N, n) != 0
+        most = max(most, code if there else np.uint32(0))
+        out_N[n] = get(entry_D, np.int64(min(code, last) if there else last))
+    return 0 if most >= last else -1
 
 
 @jit
@@ -220,12 +238,12 @@ def decode_texts(
                 bound_D1, data, code_N, dictionary != 0, there_N, rule, absent, out_N
             )
             continue
-        bad_C[c] = 0
+        part_D = entry_D[:size]
         good = nulls == 0 or bits == 0
-        if (
-            good
-            and write_values(bound_D1, data, code_N, False, one_N, rule, absent, entry_D[:size]) < 0
-        ):
+        if good and not (rule == HEX and write_hex(bound_D1, data, part_D)):
+            good = write_values(bound_D1, data, code_N, False, one_N, rule, absent, part_D) < 0
+        bad_C[c] = 0
+        if good:
             entry_D[size] = absent
             bad_C[c] = look_up(code_N, there_N, entry_D, size, out_N)
     return bad_C

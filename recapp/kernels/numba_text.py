@@ -53,7 +53,8 @@ def of_hex(word: Any) -> Any:
     """Return whether eight bytes are hexadecimal digits, and their value."""
     small = word | SMALL
     good = (word + FROM_0) & ~(word + ABOVE_9) | (small + FROM_A) & ~(small + ABOVE_F)
-    value = (word & LOW_4) + (word >> np.uint64(6) & ONES) * np.uint64(9)
+    letters = word >> np.uint64(6) & ONES
+    value = (word & LOW_4) + letters + (letters << np.uint64(3))
     value = (value << np.uint64(4) | value >> np.uint64(8)) & BYTES_2
     value = (value << np.uint64(8) | value >> np.uint64(16)) & BYTES_4
     value = (value << np.uint64(16) | value >> np.uint64(32)) & BYTES_8

@@ -190,14 +190,14 @@ def look_up(code_N: Any, there_N: Any, entry_D: Any, entries: Any, out_N: Any) -
     """Write the entry of each row; that behind the last one if it has none. Return the first row
     whose entry does not exist, or -1.
     """
-    most = np.uint32(0)
+    most = np.int64(0)  # entries that rows have
     last = np.uint32(entries)
     for n in range(len(out_N)):
         code = np.uint32(get(code_N, n))
         there = get(there_N, n) != 0
-        most = max(most, code if there else np.uint32(0))
+        most = max(most, np.int64(code) + 1 if there else 0)
         out_N[n] = get(entry_D, np.int64(min(code, last) if there else last))
-    return 0 if most >= last else -1
+    return 0 if most > entries else -1
 
 
 @jit

@@ -87,11 +87,12 @@ def plain(column: pa.Array) -> pa.Array:
     if not is_text(column.type):
         return column
     texts = as_text(column)
-    lengths_N = pc.fill_null(pc.binary_length(texts), 0).to_numpy()
-    if lengths_N.all():
+    if texts.null_count:
+        texts = texts.fill_null("")
+    there_N = pc.binary_length(texts).to_numpy() > 0
+    if there_N.all():
         return texts
-    there_N = np.append(np.zeros(texts.offset, np.bool_), lengths_N > 0)
-    there = np.packbits(there_N, bitorder="little")
+    there = np.packbits(np.append(np.zeros(texts.offset, np.bool_), there_N), bitorder="little")
     buffers = [pa.py_buffer(there), *texts.buffers()[1:]]
     return pa.Array.from_buffers(texts.type, len(texts), buffers, offset=texts.offset)
 
@@ -178,7 +179,9 @@ def _whole_numbers(texts: pa.Array) -> pa.Array | None:
         numbers = ids_of_text(texts, TextIds.INTEGERS)
     except BadValue:
         return None
-    return pa.array(numbers, mask=texts.is_null().to_numpy(zero_copy_only=False))
+    there = texts.buffers()[0]
+    numbers = pa.py_buffer(np.append(np.empty(texts.offset, np.int64), numbers))
+    return pa.Array.from_buffers(pa.int64(), len(texts), [there, numbers], offset=texts.offset)
 
 
 def _first_bad(texts: pa.Array, kind: str, spelled: bool) -> int:

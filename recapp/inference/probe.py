@@ -113,10 +113,7 @@ class Probe:
                 recording(batch)
         stores = iter(seen.values())
 
-        def hold(group: StoredGroup) -> RowStore:
-            return self._store(group, next(stores), rows_of)
-
-        self.model = one_rank(build(), cpu, hold)
+        self.model = one_rank(build(), cpu, lambda group: self._store(group, next(stores), rows_of))
         load_dense(self.model)
 
     @torch.no_grad()

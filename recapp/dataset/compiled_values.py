@@ -190,7 +190,7 @@ def look_up(code_N: Any, there_N: Any, entry_D: Any, entries: Any, out_N: Any) -
     """Write the entry of each row; that behind the last one if it has none. Return the first row
     whose entry does not exist, or -1.
     """
-    most = np.int64(0)  # entries that rows have
+    most: Any = np.int64(0)  # entries that rows have
     last = np.uint32(entries)
     for n in range(len(out_N)):
         code = np.uint32(get(code_N, n))

@@ -43,9 +43,10 @@ from recapp.engine.read_only_store import (
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.engine.sharded_collection import shard_model
 from recapp.errors import CheckpointError
-from recapp.kernels.quantised import QuantisedRows, bytes_of_packed_row, dequantise, quantise
+from recapp.kernels.quantised import QuantisedRows, dequantise, quantise
 from recapp.planner.embedding_planner import serving_plan
 from recapp.planner.problem import Topology
+from recapp.planner.rank_memory import row_bytes
 from recapp.processes.process_memory import free_memory_bytes, memory_pools
 from recapp.sharding.layout import WEIGHT, Block, Piece
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
@@ -169,6 +170,7 @@ class HeldTable:
         return stored(values, self.data_type)
 
 
+@dataclass(frozen=True)
 class HeldTables:
     """Make the stores of a read-only model.
 
@@ -176,8 +178,7 @@ class HeldTables:
         tables: The tables, by name.
     """
 
-    def __init__(self, tables: Mapping[str, HeldTable]) -> None:
-        self.tables = dict(tables)
+    tables: Mapping[str, HeldTable]
 
     def make_store(self, group: StoredGroup) -> RowStore:
         """Return the rows of a group on a rank."""
@@ -347,13 +348,6 @@ def _map(artefact: Artefact, file: str) -> Tensor:
 QUANTIZE = ("none", "fp16", "int8", "int4")
 
 
-def row_bytes(data_type: DataType, dim: int) -> int:
-    """Return the bytes of a stored row."""
-    if data_type.bits is not None:
-        return bytes_of_packed_row(dim, data_type.bits)
-    return dim * data_type.dtype.itemsize
-
-
 def stored(rows_RD: Tensor, data_type: DataType) -> Held:
     """Convert rows of floats to a stored data type.
 
@@ -399,6 +393,7 @@ def storage_of(table: EmbeddingConfig, quantize: str) -> DataType:
 MEMORY_BYTES = 1 << 28  # the largest table that is read into memory
 
 
+@dataclass(frozen=True)
 class TrainedTables:
     """Read tables of an open checkpoint.
 
@@ -407,9 +402,8 @@ class TrainedTables:
         scratch: A directory for large tables, on the disk of the artefact.
     """
 
-    def __init__(self, snapshot: Checkpoint, scratch: Path) -> None:
-        self.snapshot = snapshot
-        self.scratch = scratch
+    snapshot: Checkpoint
+    scratch: Path
 
     @contextmanager
     def rows(self, table: EmbeddingConfig) -> Iterator[Tensor]:

@@ -75,9 +75,6 @@ class TrainedCheckpoint:
             )
         return filled
 
-    def compiled(self, model: nn.Module) -> None:
-        """Return None: a checkpoint has no compiled dense part."""
-
     def fill_own(self, module: nn.Module, comm: Comm) -> Checkpoint:
         """Read this rank's rows and the dense part into a user's module.
 
@@ -200,11 +197,11 @@ def open_trained(recipe: T) -> "tuple[T, TrainedCheckpoint | TrainedArtefact]":
         ArtefactError: The same for an artefact.
     """
 
-    def needed_files(manifest: Any) -> set[str]:
-        return {*manifest.in_use, *files_of_values(manifest, recipe)}
-
     assert recipe.ckpt_path is not None
-    stored = open_stored(recipe.ckpt_path, selector=needed_files)
+    stored = open_stored(
+        recipe.ckpt_path,
+        selector=lambda manifest: {*manifest.in_use, *files_of_values(manifest, recipe)},
+    )
     return with_columns_of(recipe, stored), trained(stored)
 
 

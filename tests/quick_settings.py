@@ -1,5 +1,5 @@
-"""The files of `conf/` and Hydra's own are read and merged once a process for each choice of options:
-every command composes two dozen of them, which takes tenths of a second. Single settings are
+"""The files of `conf/` and Hydra's own are read and merged once a process for each choice of
+options: a command composes two dozen of them, which takes a tenth of a second. Single settings are
 applied by every call, as Hydra applies them. Files of other folders may change between two calls.
 """
 

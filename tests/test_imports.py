@@ -157,7 +157,14 @@ def test_a_checkpoint_is_looked_at_without_lightning(loaded, stored, name):
             marks=pytest.mark.full,
         ),
         pytest.param(
-            "export +plan=mixed then devices topology.memory_bytes=1e9 format=json".split(),
+            [
+                "export",
+                "+plan=mixed",
+                "then",
+                "devices",
+                "topology.memory_bytes=1e9",
+                "format=json",
+            ],
             "antlr4 hydra numpy omegaconf pyarrow torch yaml",
             marks=pytest.mark.full,
         ),

@@ -29,14 +29,7 @@ from recapp.dataset.arrow_types import (
     with_values,
     without_views,
 )
-from recapp.dataset.decode import (
-    BadValue,
-    as_text,
-    bytes_and_bounds,
-    ids_of_hex,
-    ids_of_text,
-    shown,
-)
+from recapp.dataset.decode import BadValue, as_text, ids_of_text, shown
 from recapp.dataset.schema import TextIds
 
 # int64 | float64 | text; hex: at most 16 hexadecimal digits, which become int64
@@ -99,8 +92,7 @@ def plain(column: pa.Array) -> pa.Array:
     texts = as_text(column)
     if texts.null_count:
         texts = texts.fill_null("")
-    _, bound_N1 = bytes_and_bounds(texts)
-    there_N = bound_N1[1:] > bound_N1[:-1]
+    there_N = pc.binary_length(texts).to_numpy() > 0
     if there_N.all():
         return texts
     there = np.packbits(np.append(np.zeros(texts.offset, np.bool_), there_N), bitorder="little")
@@ -153,7 +145,9 @@ def _offsets(lists: pa.Array) -> pa.Array:
 
 def _typed(texts: pa.Array, kind: str, spelled: bool) -> pa.Array:
     if kind == "hex":
-        return pa.array(ids_of_hex(texts), mask=texts.is_null().to_numpy(zero_copy_only=False))
+        return pa.array(
+            ids_of_text(texts, TextIds.HEX), mask=texts.is_null().to_numpy(zero_copy_only=False)
+        )
     if kind == "text":
         return texts
     numbers = _numbers(texts, kind, spelled)
@@ -184,10 +178,8 @@ def _numbers(texts: pa.Array, kind: str, spelled: bool) -> pa.Array | None:
 
 def _whole_numbers(texts: pa.Array) -> pa.Array | None:
     """Return texts as whole numbers; None if one is none in its only spelling."""
-    buffers = [None, *texts.buffers()[1:]]  # a null is empty, or has a number that is not read
-    spelled = pa.Array.from_buffers(texts.type, len(texts), buffers, offset=texts.offset)
     try:
-        numbers = ids_of_text(spelled, TextIds.INTEGERS)
+        numbers = ids_of_text(texts, TextIds.INTEGERS)
     except BadValue:
         return None
     values = pa.py_buffer(np.append(np.empty(texts.offset, np.int64), numbers))

@@ -14,7 +14,7 @@ import numpy as np
 from numba import carray, types
 from numba.extending import intrinsic
 
-from recapp.kernels.links import CACHE_LINE_BYTES
+from recapp.kernels import CACHE_LINE_BYTES
 from recapp.kernels.numba_cache import compiled
 from recapp.kernels.simd import get, prefetch, put
 

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from recapp.kernels import CACHE_LINE_BYTES
 from recapp.kernels import numba_catch_up as missed
 from recapp.kernels import numba_integers as integers
 from recapp.kernels import numba_unique as unique_kernels
 from recapp.kernels import numba_vectors as vectors
 from recapp.kernels.links import (
-    CACHE_LINE_BYTES,
     Bags,
     Counts,
     Links,

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from recapp.kernels.links import SQUARE_BLOCK
+from recapp.kernels import SQUARE_BLOCK
 from recapp.kernels.sums import BLOCK
 from recapp.kernels.triton_launch import Launch
 

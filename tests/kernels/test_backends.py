@@ -11,9 +11,9 @@ from kernels.gradient_squares import square_sums
 from tiers import cover, one_of
 
 from recapp.errors import ConfigError
+from recapp.kernels import SQUARE_BLOCK
 from recapp.kernels.backend import backend
 from recapp.kernels.links import (
-    SQUARE_BLOCK,
     Bags,
     Links,
     Routes,

@@ -9,8 +9,9 @@ import torch
 from kernels.gradient_squares import square_sums
 from kernels.test_key_index import crowded, few, random_steps, spread
 
+from recapp.kernels import SQUARE_BLOCK
 from recapp.kernels.backend import backend
-from recapp.kernels.links import SQUARE_BLOCK, Links
+from recapp.kernels.links import Links
 from recapp.kernels.quantised import QuantisedRows, quantise
 from recapp.kernels.reference import TorchBackend
 from recapp.kernels.row_memory import RowMemory

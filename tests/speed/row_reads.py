@@ -14,7 +14,7 @@ import numpy as np
 from numba import prange
 from torch import Tensor
 
-from recapp.kernels.links import CACHE_LINE_BYTES
+from recapp.kernels import CACHE_LINE_BYTES
 from recapp.kernels.numba_cache import compiled, inlined
 from recapp.kernels.numba_cpu import THREADS_FROM_ROWS, array, threads_of_torch
 from recapp.kernels.numba_vectors import FAR_AHEAD, NEAR_AHEAD

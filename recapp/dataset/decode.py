@@ -558,6 +558,8 @@ def _numbers(column: pa.Array) -> tuple[npt.NDArray[Any], BoolArray | None]:
         return np.zeros(len(column), dtype=np.float32), np.ones(len(column), dtype=np.bool_)
     if is_text(column.type):
         column = spelled_numbers(as_text(column))
+    if pt.is_decimal(column.type):
+        column = column.cast(pa.float64())
     missing = None
     if column.null_count:
         missing = column.is_null().to_numpy(zero_copy_only=False)

@@ -25,7 +25,7 @@ from recapp.dataset.text_signs import NO_QUOTE, UNCLOSED
 _NEVER_ENDS = (
     "begins a quote that never ends; where quotes are only characters set dataset.text.quote=none"
 )
-_DELIMITERS = ("::", ",", ";", "|")
+_DELIMITERS = ("::", ",", ";", "|", "\x01")
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from recapp.dataset.arrow_types import (
+    id_type,
     is_id,
     is_list,
     is_number,
@@ -115,18 +116,18 @@ class ColumnCounter:
         self._texts: dict[int, str] = {}
         self._sample: dict[str, None] = {}
         self._lengths: tuple[int, int] | None = None
-        self._countable = True
+        self._countable = not pt.is_nested(id_type(type))
 
     def add(self, column: pa.Array, part: int) -> None:
         """Count the values of some rows, all of which are in one of the `PARTS` of the rows."""
         self._rows += len(column)
-        if is_list(column.type):
+        lists = is_list(column.type)
+        if lists or not self._countable:
             self._missing += column.null_count
-            column = self._flat(without_views(column))
-        elif not self._countable or pt.is_nested(column.type):
-            self._countable = False
-            self._missing += column.null_count
+        if not self._countable:
             return
+        if lists:
+            column = self._flat(without_views(column))
         values, counts = _distinct(column)
         present = pc.is_valid(values)
         if is_text(values.type):

@@ -31,6 +31,7 @@ READ = {
     "tabs": text("\t").encode(),
     "semicolons.csv": text(";").encode(),
     "bars, no header": text("|", header=False).encode(),
+    "hive": text("\x01").encode(),
     "x.inter": text("\t").encode(),
     "mark.csv": text(",").encode("utf-8-sig"),
     "latin-1.csv": text(",").replace(",a", ",é").encode("latin-1"),
@@ -105,6 +106,23 @@ def test_damaged_parquet_and_unknown_bytes_are_not_whole_parquet(tmp_path, conte
     (tmp_path / "logs.parquet").write_bytes(content)
     with pytest.raises(DataError, match=r"is not a whole Parquet file .*; write it again or leave"):
         open_source(str(tmp_path), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        (
+            "x.xlsx",
+            b"PK\x03\x04" + bytes(90),
+            r"in no known format \(\.parquet, .*; write it again",
+        ),
+        ("x.json", b'[{"label": 1,\n', r"not a whole JSON lines file .*; jq -c '\.\[\]' makes"),
+    ],
+)
+def test_a_file_in_no_known_format_is_not_called_parquet(tmp_path, name, content, said):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=said):
+        open_source(str(tmp_path / name), SCHEMA)
 
 
 @pytest.mark.parametrize(

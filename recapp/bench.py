@@ -21,10 +21,9 @@ if __name__ == "__main__":
 from collections.abc import Sequence
 from typing import Any
 
-from recapp import console
 from recapp.cli.command import recipe_under, run
 from recapp.cli.job import Job, run_on_ranks
-from recapp.console import Column
+from recapp.console import Column, emit
 from recapp.errors import ConfigError
 from recapp.processes.launch import check_gpus
 from recapp.processes.rank_environment import external_rank
@@ -154,7 +153,7 @@ def measure(settings: Bench, job: Job) -> None:
         rows = metrics["rows"]
         text = settings.format == "text"
         columns = COLUMNS[job.verb]
-        console.emit(with_quartiles(rows, columns) if text else rows, settings.format, columns)
+        emit(with_quartiles(rows, columns) if text else rows, settings.format, columns)
 
 
 def rules_of(plans: str | tuple[str, ...]) -> dict[str, dict[str, Any]]:

@@ -31,8 +31,7 @@ RUN_STEPS = 60
 
 def calibrate(recipe: OnPaper, job: Job) -> None:
     """Time this machine, and write its hardware file."""
-    devices = recipe.trainer.devices
-    ranks = rank_count(devices, recipe.trainer.accelerator)
+    ranks = rank_count(recipe.trainer.devices, recipe.trainer.accelerator)
     to_stderr = recipe.format == "json"
     path = file_of(recipe.path or PATH)
     with TemporaryDirectory(prefix="recapp_calibrate_") as folder:

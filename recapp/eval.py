@@ -13,10 +13,8 @@ is measured with the scores that it serves.
 
 if __name__ == "__main__":
     from recapp.processes.fork_server import start_early
-    from recapp.processes.stopping import end_on_signals
 
-    end_on_signals()  # before the imports below, which take a while
-    start_early()  # imports the ranks' modules meanwhile
+    start_early()  # before the imports below, which take a while
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +25,8 @@ from recapp.cli.stored_recipe import check_generated
 from recapp.errors import ConfigError
 from recapp.processes.rank_environment import is_first
 from recapp.processes.rank_process import leave
+from recapp.reporting.run_record import DETAILS_FILE
+from recapp.reporting.summary import intervals, report_end, write_details
 from recapp.run.recipe import Eval, recipe_of
 
 
@@ -89,8 +89,6 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     """
     recipe: Eval = recipe_of(settings, "eval")
     prepare_process(recipe)
-    from recapp.reporting.summary import report_end
-
     if measured := measure(recipe, job_dir):
         report_end(measured, recipe.built_task, job_dir, recipe.format)
     leave_ranks()
@@ -107,8 +105,6 @@ def measure(recipe: Eval, job_dir: Path, step: int = 0) -> dict[str, Any]:
     Returns:
         The content of `metrics.json` on rank 0, an empty dict on other ranks.
     """
-    from recapp.reporting.run_record import DETAILS_FILE
-    from recapp.reporting.summary import intervals, write_details
     from recapp.run.run_checks import check_data, check_scoring
     from recapp.run.trained_model import open_trained
     from recapp.run.training import build_data, in_one_line

@@ -13,7 +13,7 @@ if __name__ == "__main__":
     end_on_signals()  # before the imports below, which take a while
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recapp import console
 from recapp.cli.command import run
@@ -22,9 +22,7 @@ from recapp.errors import ConfigError
 from recapp.processes.rank_process import leave
 from recapp.run.recipe import ExportCommand
 from recapp.settings.records import override_names
-
-if TYPE_CHECKING:
-    from recapp.tasks.task import Task
+from recapp.tasks.task import Task
 
 MUST_BE_GIVEN = {
     "ckpt_path": "a checkpoint that recapp.train has named",
@@ -90,7 +88,7 @@ def export(recipe: ExportCommand, job: Job) -> None:
     print(f"artefact  {console.short_path(recipe.output)}  ({size})")
 
 
-def _width_columns(task: "Task") -> tuple[console.Column, ...]:
+def _width_columns(task: Task) -> tuple[console.Column, ...]:
     """Return the columns of the table of widths: bytes, the metrics of a task, and changes."""
     from recapp.model_export import change_of  # imports torch
 
@@ -111,7 +109,7 @@ def _width_columns(task: "Task") -> tuple[console.Column, ...]:
     )
 
 
-def _print_report(report: Mapping[str, Any], task: "Task") -> None:
+def _print_report(report: Mapping[str, Any], task: Task) -> None:
     console.print_table(
         *(report["tables"], TABLE_COLUMNS),
         title="Tables",

@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 import torch
-from torch import nn
 
 from recapp import console
 from recapp.benchmarks.session import Session, listed
@@ -210,7 +209,7 @@ def batches_of(scorer: Scorer, rows: RawTable, size: int) -> Batches:
     return Batches(size, raw, [scorer.batch(part) for part in raw])
 
 
-def _rows(recipe: Recipe, model: nn.Module) -> RawTable:
+def _rows(recipe: Recipe, model: torch.nn.Module) -> RawTable:
     schema = recipe.schema
     source = validation_source(recipe)
     if source is not None:
@@ -230,8 +229,7 @@ def cpp_program(folder: Path) -> Path | None:
     Args:
         folder: The directory of the program.
     """
-    missing = missing_tools()
-    if missing:
+    if missing := missing_tools():
         console.note(f"the C++ program is left out: {', '.join(missing)} is missing")
         return None
     console.note("building the C++ program (a minute) ...")
@@ -250,8 +248,8 @@ def started(program: Path | None, stored: StoredModel, threads: int) -> Iterator
     if program is None or stored.compiled is None:
         yield None
         return
-    command: list[str | Path] = [program, stored.path, stored.rows_file, "--turns"]
-    command.append(f"--threads={threads}")
+    options = ("--turns", f"--threads={threads}")
+    command: list[str | Path] = [program, stored.path, stored.rows_file, *options]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

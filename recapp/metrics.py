@@ -113,31 +113,19 @@ class AUC(_Counts):
     """Area under the ROC curve: the share of (click, non-click) pairs in the right order.
 
     Ties count half. The metric counts samples in `BINS` bins of the logit, so it differs from the
-    exact value by at most `error_bound()`. For the logits of a trained click model this bound is
-    about 1e-5, and the difference itself is far smaller. The area is nan for one class only, or if
-    a logit was nan.
+    exact value by at most half of the pairs of one bin. For the logits of a trained click model
+    this bound is about 1e-5, and the difference itself is far smaller. The area is nan for one
+    class only, or if a logit was nan.
     """
 
     def compute(self) -> Tensor:
         """Return the area, an fp64 scalar."""
-        others_K, clicks_K, pairs = self._pairs()
-        below_K = others_K.cumsum(0) - others_K
-        return (clicks_K * (below_K + others_K / 2)).sum(0) / pairs
-
-    def error_bound(self) -> Tensor:
-        """Return the largest possible error of `compute`, an fp64 scalar."""
-        others_K, clicks_K, pairs = self._pairs()
-        return (clicks_K * others_K).sum(0) / 2 / pairs
-
-    def _pairs(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the counts of non-clicks and clicks by bin, and the number of pairs."""
         others_K, clicks_K = self.counts[:, :-1]
+        below_K = others_K.cumsum(0) - others_K / 2
         pairs = others_K.sum(0) * clicks_K.sum(0)
-        return (
-            others_K,
-            clicks_K,
-            torch.where(self.counts[:, -1].sum(0) + (pairs == 0) > 0, torch.nan, pairs),
-        )
+        unknown = self.counts[:, -1].sum(0) + (pairs == 0) > 0
+        area: Tensor = (clicks_K * below_K).sum(0) / torch.where(unknown, torch.nan, pairs)
+        return area
 
 
 class PRAUC(_Counts):

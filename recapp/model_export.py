@@ -23,6 +23,7 @@ from recapp.cli.stored_recipe import recipe_of_stored
 from recapp.dataset.decode_bags import padding_id
 from recapp.dataset.schema import DERIVED
 from recapp.dataset.sequential_rows import example_rows, plain_rows, table_of
+from recapp.dataset.source import Source
 from recapp.engine.sharded_collection import (
     embedding_collections,
     sharded_collections,
@@ -167,7 +168,7 @@ class _Exporter:
         data_types = self._storage_by_hand()
         report: dict[str, Any] = {"widths": [], "validation_rows": 0}
         if self.source is not None and self.options.report_rows:
-            probe = self._probe()
+            probe = self._probe(self.source)
             if self.options.quantize == AUTO:
                 data_types = self._least(probe)
             report["validation_rows"] = sum(batch.rows for batch in probe.batches)
@@ -189,9 +190,8 @@ class _Exporter:
         by_hand = storage_by_hand(self.tables, self.options.quantize_tables or {})
         return {t.name: by_hand.get(t.name, storage_of(t, quantize)) for t in self.tables}
 
-    def _probe(self) -> Probe:
-        assert self.source is not None
-        batches = validation_batches(self.source, self.recipe, self.options.report_rows)
+    def _probe(self, source: Source) -> Probe:
+        batches = validation_batches(source, self.recipe, self.options.report_rows)
         console.note("measuring the loss of each width on validation rows ...")
         return Probe(
             partial(build_model, self.recipe),

@@ -19,7 +19,7 @@ from recapp.errors import ConfigError
 from recapp.inference.scorer import Scorer
 from recapp.run.model import check_outputs, meta_model, raw_rows_of
 from recapp.run.recipe import Train
-from recapp.run.trained_model import trained, with_columns_of
+from recapp.run.trained_model import TrainedArtefact, trained, with_columns_of
 from recapp.stored.stored_model import StoredModel, open_stored
 from recapp.tasks.task import Task
 from recapp.transport.communicator import Comm, together
@@ -140,7 +140,7 @@ def load_on(
         raw_rows = raw_rows_of(recipe)
         example = together(comm, lambda: stored.example(raw_rows), "could not load the model")
         scorer = _scorer(stored, model, raw_rows, example, recipe.built_task)
-        if trust_compiled and "compiled" in scorer.info:
+        if trust_compiled and isinstance(kind, TrainedArtefact):
             compiled = together(comm, lambda: kind.compiled(model), "could not load the model")
             scorer.model = compiled or model
             scorer.info["compiled"] = compiled is not None

@@ -16,7 +16,7 @@ from recapp.planner.options import MODES
 from recapp.planner.planner_settings import ParameterConstraints
 from recapp.planner.problem import PlanningProblem, Topology
 from recapp.reporting.plan_report import explained
-from recapp.reporting.plan_views import draw_plan, plan_page, print_plan
+from recapp.reporting.plan_views import plan_page, plan_pictures, print_plan
 from recapp.run.model import meta_model
 from recapp.run.plan_of_run import (
     best_plan,
@@ -69,7 +69,8 @@ def explain(recipe: OnPaper, job: Job) -> None:
         print_plan(report)
     if recipe.out:
         folder = Path(recipe.out)
-        for path in [*draw_plan(report, folder), plan_page(report, folder / "plan.html")]:
+        page = plan_page(report, folder / "plan.html")  # makes the folder
+        for path in [*(picture.write(folder) for picture in plan_pictures(report)), page]:
             console.note(f"written {console.short_path(path)}")
 
 
@@ -82,7 +83,7 @@ def export(recipe: OnPaper, job: Job) -> None:
         )
     problem = problem_on_paper(recipe)
     plan, _ = chosen_plan(recipe, problem)
-    plan = replace(plan, made_for=made_for(plan, problem))
+    plan = replace(plan, made_for=made_for(problem))
     text = (
         plan_format("hugectr").written_plan(plan, problem.tables, problem.lookups, recipe.indent)
         if for_hugectr
@@ -136,9 +137,6 @@ def scale(recipe: OnPaper, job: Job) -> None:
                 at = replace(problem, topology=_topology(world, hardware))
                 rows.append({"plan": plan, "mode": mode, "ranks": world, **_cost(at, wish)})
                 advance(1)
-    if recipe.format == "json":
-        console.emit(rows, "json")
-        return
     columns = [
         console.Column("plan", "plan"),
         console.Column("mode", "mode"),
@@ -149,7 +147,7 @@ def scale(recipe: OnPaper, job: Job) -> None:
         console.Column("sent_per_rank", "MB sent\na rank", ",.2f", 1e6),
     ]
     title = f"{recipe.weak_batch:,} samples a rank on {hardware.name}; -: no room"
-    console.print_table(rows, columns, title=title)
+    console.emit(rows, recipe.format, columns, title=title)
 
 
 def _topology(world: int, hardware: Hardware) -> Topology:

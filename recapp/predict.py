@@ -12,10 +12,8 @@ number of ranks. The file gets its name when it is whole; a command that was end
 
 if __name__ == "__main__":
     from recapp.processes.fork_server import start_early
-    from recapp.processes.stopping import end_on_signals
 
-    end_on_signals()  # before the imports below, which take a while
-    start_early()  # imports the ranks' modules meanwhile
+    start_early()  # before the imports below, which take a while
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -117,7 +115,6 @@ def score(recipe: Predict) -> dict[str, Any]:
 
     if not trainer.is_global_zero:
         return {}
-    assert writer.joined is not None
     rows = data.prediction_input.rows
     return {
         **writer.joined,

@@ -15,15 +15,13 @@ process. Ranks get plain values and import no Hydra, and the command imports no 
 
 if __name__ == "__main__":
     from recapp.processes.fork_server import start_early
-    from recapp.processes.stopping import end_on_signals
 
-    end_on_signals()  # before the imports below, which take a while
-    start_early()  # imports the ranks' modules meanwhile
+    start_early()  # before the imports below, which take a while
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from shutil import get_terminal_size
@@ -91,15 +89,15 @@ def train_job(recipe: Train, job: Job, *, worker: str, sweep: "SweepProgress") -
     return metrics.get(recipe.built_task.measures.objective)
 
 
+@dataclass
 class SweepProgress:
     """The jobs of a sweep so far. For a single run there are none, and nothing is written."""
 
-    def __init__(self) -> None:
-        self.format = "text"
-        self.directory: Path | None = None
-        # only jobs of this sweep: an earlier sweep in the same directory may have had more
-        self.jobs: list[Path] = []
-        self.compared: list[runs.Run] = []
+    format: str = "text"
+    directory: Path | None = None
+    # only jobs of this sweep: an earlier sweep in the same directory may have had more
+    jobs: list[Path] = field(default_factory=list)
+    compared: list[runs.Run] = field(default_factory=list)
 
     def job_begins(self, job: Job, format: str) -> None:
         """List a job as running."""

@@ -15,7 +15,7 @@ from tiers import one_of
 
 from recapp import train
 from recapp.cli.command import run
-from recapp.cli.compose import ADDED_GROUPS, compose, recipe_over, to_plain, without_hydra
+from recapp.cli.compose import ADDED_GROUPS, compose, to_plain
 from recapp.cli.help_text import FIRST_WEEK, comments_of
 from recapp.errors import ConfigError, suggest
 from recapp.run.recipe import COMMANDS, read_settings, recipe_of
@@ -761,12 +761,3 @@ def test_values_of_a_sweep_that_are_right_are_no_mistake(tmp_path, monkeypatch):
 def test_rows_of_tables_by_name_are_told_that_they_are_a_list(line):
     said = line("dataset=custom", "dataset.path=x", "dataset.table_rows={user: 4}")
     assert "null; it has a number for each of dataset.sparse, in that order" in said
-
-
-@pytest.mark.parametrize("command", ["train", "eval", "predict"])
-def test_a_setting_that_only_earlier_versions_had_is_left_out_of_a_stored_model(command):
-    stored = to_plain(without_hydra(compose("train"))) | {"choices": {}}
-    before = stored | {"dataset": {**stored["dataset"], "num_workers": 2, "batch_size": 96}}
-    assert recipe_over(before, command, ["ckpt_path=elsewhere"]).dataset.batch_size == 96
-    with pytest.raises(ConfigError, match=r"num_workers: did you mean dataset\.num_threads"):
-        recipe_over(before, command, ["ckpt_path=elsewhere", "dataset.num_workers=2"])

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from recapp.transport.communicator import Comm
+from recapp.reporting.phases import quartiles
+from recapp.transport.communicator import Comm
 
 T = TypeVar("T")
 LEAST_STEPS = 2  # of a turn
@@ -114,14 +114,6 @@ class Measured:
         return [statistics.median(steps) for steps in self.rounds[part]]
 
 
-def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return median, first and third quartile, interpolated between neighbours as numpy does."""
-    if len(values) == 1:
-        return values[0], values[0], values[0]
-    first, median, third = statistics.quantiles(values, n=4, method="inclusive")
-    return median, first, third
-
-
 def spread(measured: Measured, part: str = "step", prefix: str = "") -> dict[str, float]:
     """Return the entries `<prefix>median_ms`, `<prefix>q1_ms` and `<prefix>q3_ms` of a result."""
     return dict(
@@ -175,7 +167,7 @@ def compared(measured: Measured, others: Mapping[str, Measured | None]) -> dict[
 
 def interleave(
     contenders: Mapping[str, Contender],
-    comm: "Comm",
+    comm: Comm,
     *,
     rounds: int,
     seconds: float,
@@ -207,7 +199,7 @@ def interleave(
     return measured
 
 
-def slowest(comm: "Comm", times: Times) -> Times:
+def slowest(comm: Comm, times: Times) -> Times:
     """Return the times of the slowest rank in each step; ranks without times do not count.
 
     Every rank calls this function.

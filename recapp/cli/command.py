@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import hydra
 from hydra._internal.hydra import Hydra
@@ -46,6 +46,7 @@ from recapp.cli.job import Job
 from recapp.cli.stored_recipe import as_scored, match_stored
 from recapp.console import note, stop_printing, tracebacks_wanted
 from recapp.errors import ConfigError, RecappError, suggest
+from recapp.processes.fork_server import variables
 from recapp.processes.rank_environment import (
     external_rank,
     locked,
@@ -456,26 +457,21 @@ def hydra_process(name: str, arguments: list[str]) -> Iterator[None]:
         arguments: The arguments after the command that Hydra finds in `sys.argv`.
     """
     kept_arguments = sys.argv
-    kept_flag = os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = [f"recapp.{name}", *arguments]
-    os.environ["HYDRA_FULL_ERROR"] = "1"
     kept_mode = Hydra.get_mode
     if not any(argument.startswith("hydra.mode=") for argument in arguments):
         Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
     try:
-        yield
+        with variables({**os.environ, "HYDRA_FULL_ERROR": "1"}):
+            yield
     finally:
         Hydra.get_mode = kept_mode  # type: ignore[method-assign]
         sys.argv = kept_arguments
-        if kept_flag is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = kept_flag
 
 
 # ---- recipes
 
-LENGTH: tuple[Literal["max_epochs"], Literal["max_steps"]] = ("max_epochs", "max_steps")
+LENGTH = ("max_epochs", "max_steps")
 
 
 def recipe_of_job(
@@ -542,11 +538,11 @@ def with_one_length(recipe: Train, overrides: Sequence[str]) -> Train:
     of trainer.max_epochs and trainer.max_steps, the checkpoint's other limit is dropped.
     """
     named = override_names(overrides)
-    trainer = recipe.trainer
+    trainer: Any = recipe.trainer
     for one, other in (LENGTH, LENGTH[::-1]):
         sets_only_one = f"trainer.{one}" in named and f"trainer.{other}" not in named
         if sets_only_one and getattr(trainer, one) is not None:
-            trainer = trainer.without(other)
+            trainer = replace(trainer, **dict.fromkeys([other]))  # None
     return replace(recipe, trainer=trainer)
 
 

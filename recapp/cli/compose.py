@@ -142,7 +142,7 @@ def to_plain(config: DictConfig, *, whole: bool = True) -> dict[str, Any]:
     """
     try:
         missing = sorted(OmegaConf.missing_keys(config)) if whole else []
-        plain = OmegaConf.to_container(config, resolve=True)
+        plain: Any = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
         cause: BaseException | None = error
         while cause is not None:  # `best` has refused the task, deep below
@@ -152,7 +152,6 @@ def to_plain(config: DictConfig, *, whole: bool = True) -> dict[str, Any]:
         raise ConfigError(f"{error.full_key}: {first_line(error)}") from error
     if missing:
         raise ConfigError(f"{missing[0]} must be given: {missing[0]}=...")
-    assert isinstance(plain, dict)
     # Settings are stored in checkpoints and `resolved.yaml`, and logged. What a setting of recapp's
     # own takes from the environment, such as a path, is one of them. But only the class that a
     # `_target_` names knows whether an argument is a secret.

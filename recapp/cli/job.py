@@ -11,6 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -64,14 +65,7 @@ def run_recipe(recipe: Train, job: Job, module: str) -> dict[str, Any]:
             "fewer ranks are faster"
         )
     to_stderr = recipe.format == "json"
-    return run_on_ranks(
-        to_plain(recipe),
-        job,
-        module,
-        ranks,
-        recipe.launch,
-        to_stderr=to_stderr,
-    )
+    return run_on_ranks(to_plain(recipe), job, module, ranks, recipe.launch, to_stderr=to_stderr)
 
 
 def emit_json(metrics: Mapping[str, Any], recipe: Train) -> None:
@@ -137,7 +131,8 @@ def run_on_ranks(
                 grace=starting.grace,
             )
         else:
-            with as_rank(job.directory), stdout_to_stderr(to_stderr):
+            printing = stdout_to_stderr() if to_stderr else nullcontext()
+            with as_rank(job.directory), printing:
                 import_module(module).run(settings, job.directory)
         if rank:
             return {}

@@ -6,13 +6,12 @@ tables that it was trained with.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from recapp.errors import CheckpointError, ConfigError
-from recapp.run.recipe import Eval, Recipe, Train, read_settings
-from recapp.settings.other_systems import in_recapp_words
+from recapp.run.recipe import Recipe, Train, read_settings
 from recapp.settings.records import override_names
 from recapp.stored.trust import judged, marked
 from recapp.tables.table_settings import TablesOfDataset
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=Recipe)
 # settings that only the command line may set, never a stored model
 OF_THE_INVOCATION = ("format", "trust", "resume_data", "checkpoints", "hydra")
-# Settings of earlier versions, by group: they changed no result, and are left out.
-FORMER = {"dataset": ("num_workers",)}
 # The commands that make no loggers. So the loggers of a stored model need no trust there.
 READING = ("eval", "predict", "export")
 # The commands that measure none of the metrics of a stored model's group `metrics`.
@@ -41,17 +38,8 @@ def recipe_of_stored(manifest: "Manifest", trust: Sequence[str] = ()) -> Train:
         ArtefactError: The settings are damaged.
     """
     plain = judged(stored_settings(manifest.config, "predict"), trust)
-    choices = plain.pop("choices", {})
-    if "tables" in plain:
-        plain["tables"] = in_recapp_words(plain["tables"])
-    more = {"choices": choices, "trust": list(trust)}
-    # a group that it lacks has the defaults of its record
-    groups: dict[str, Any] = {
-        each.name: {}
-        for each in fields(Eval)
-        if each.default is MISSING and each.default_factory is MISSING
-    }
-    recipe: Train = read_settings(groups | plain | more, "eval")
+    more = {"trust": list(trust), "metrics": {}}
+    recipe: Train = read_settings(plain | more, "eval")
     return match_stored(recipe, manifest)
 
 
@@ -64,10 +52,6 @@ def stored_settings(settings: Mapping[str, Any], command: str) -> dict[str, Any]
     """
     left_out = (*OF_THE_INVOCATION, *(["metrics"] if command in SCORING else []))
     settings_of_command = {name: value for name, value in settings.items() if name not in left_out}
-    for group, names in FORMER.items():
-        if isinstance(known := settings_of_command.get(group), Mapping):
-            kept = {name: value for name, value in known.items() if name not in names}
-            settings_of_command[group] = kept
     return marked(settings_of_command | ({"logger": {}} if command in READING else {}))
 
 
@@ -145,8 +129,7 @@ def check_generated(recipe: Recipe, overrides: Sequence[str]) -> None:
     named = {"dataset", "dataset.path", "experiment"}.intersection(override_names(overrides))
     if not dataset.generate or named:
         return
-    assert isinstance(dataset.scaled.path, str)
-    path = Path(dataset.scaled.path)
+    path = Path(str(dataset.scaled.path))  # one directory, where data are generated
     if not path.is_dir() or not any(path.iterdir()):
         raise ConfigError(
             f"dataset.path={path}: the generated data of the checkpoint are not there, and nothing "

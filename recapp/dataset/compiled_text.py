@@ -226,11 +226,12 @@ def copied(data_C: Any, at: Any, end: Any, out_C: Any, to: Any) -> Any:
     return the place behind the last one.
     """
     behind = to + end - at
-    while at < end:
+    while True:  # of no text, too: most have one word, and no branch finds that out
         copy_word(data_C, at, out_C, to)
         at += WORD
         to += WORD
-    return behind
+        if at >= end:
+            return behind
 
 
 @jit
@@ -252,15 +253,16 @@ def write_column(
     for n in range(len(begin_N)):
         at = begin_N[n]
         end = end_N[n]
-        quoted = quote >= 0 and at < end and data_C[at] == quote
+        quoted = (at < end) & (data_C[at] == quote)
         at += quoted
-        while at < end:
+        while True:
             next = min(next_quote(data_C, at, quote), end) if quoted else end
             to = copied(data_C, at, next, out_C, to)
             at = next + 1
-            if quoted and at < end:  # of two quotes the second is written; one ends the quoted part
-                quoted = data_C[at] == quote
-                out_C[to] = np.uint8(quote)
-                to += quoted
-                at += quoted
+            if at >= end:
+                break
+            quoted = data_C[at] == quote  # of two, the second is written; one ends the quoted part
+            out_C[to] = np.uint8(quote)
+            to += quoted
+            at += quoted
         bound_N1[n + 1] = to

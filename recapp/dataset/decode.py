@@ -130,7 +130,7 @@ def ids_of_text(column: pa.Array, text: TextIds) -> Int64Array:
     if column.null_count:
         column = column.fill_null(pa.scalar(b"", pa.binary()).cast(column.type))
     ids = np.empty(len(column), dtype=np.int64)
-    bad = _kernel()(*_bytes_and_bounds(column), text is TextIds.INTEGERS, ids)
+    bad = _kernel()(*bytes_and_bounds(column), text is TextIds.INTEGERS, ids)
     if bad >= 0:
         value = shown(column[int(bad)])
         raise BadValue(
@@ -234,11 +234,11 @@ def ids_of_hex(column: pa.Array) -> Int64Array:
 
 
 def _text_bytes(column: pa.Array) -> npt.NDArray[np.uint8]:
-    data, bounds = _bytes_and_bounds(column)
+    data, bounds = bytes_and_bounds(column)
     return data[int(bounds[0]) : int(bounds[-1])]
 
 
-def _bytes_and_bounds(column: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any]]:
+def bytes_and_bounds(column: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any]]:
     """Return the buffer of a text column's characters and the values' bounds in it, [N + 1].
 
     Both are read-only.

@@ -360,7 +360,9 @@ def _rows(stream: Any, head: Head, first: int, last: int | None = None) -> Itera
             rows, odd, next = text_loops().split_rows(
                 data_C, at, not block, delimiter, head.quote, begin_N[:most], end_NF, odd_K2
             )
-            if rows or odd:
+            if at and block and rows < most:
+                next = at  # few rows are left, and are read with those of the next block
+            elif rows or odd:
                 counted += rows
                 yield Rows(data_C, first, at, next, begin_N[:rows], end_NF[:rows], odd_K2[:odd])
             if next == at or next == len(data_C):

@@ -169,6 +169,7 @@ class HeldTable:
         return stored(values, self.data_type)
 
 
+@dataclass(frozen=True)
 class HeldTables:
     """Make the stores of a read-only model.
 
@@ -176,8 +177,7 @@ class HeldTables:
         tables: The tables, by name.
     """
 
-    def __init__(self, tables: Mapping[str, HeldTable]) -> None:
-        self.tables = dict(tables)
+    tables: Mapping[str, HeldTable]
 
     def make_store(self, group: StoredGroup) -> RowStore:
         """Return the rows of a group on a rank."""
@@ -399,6 +399,7 @@ def storage_of(table: EmbeddingConfig, quantize: str) -> DataType:
 MEMORY_BYTES = 1 << 28  # the largest table that is read into memory
 
 
+@dataclass(frozen=True)
 class TrainedTables:
     """Read tables of an open checkpoint.
 
@@ -407,9 +408,8 @@ class TrainedTables:
         scratch: A directory for large tables, on the disk of the artefact.
     """
 
-    def __init__(self, snapshot: Checkpoint, scratch: Path) -> None:
-        self.snapshot = snapshot
-        self.scratch = scratch
+    snapshot: Checkpoint
+    scratch: Path
 
     @contextmanager
     def rows(self, table: EmbeddingConfig) -> Iterator[Tensor]:

@@ -194,8 +194,7 @@ def _as_served(name: str, trained: Tensor, data_type: DataType) -> Tensor:
 
 
 def _distinct(numbers: Tensor) -> Tensor:
-    result: Tensor = numbers.unique()  # type: ignore[no-untyped-call]
-    return result
+    return numbers.unique()  # type: ignore[no-any-return, no-untyped-call]
 
 
 # ---- the choice

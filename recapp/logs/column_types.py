@@ -29,7 +29,14 @@ from recapp.dataset.arrow_types import (
     with_values,
     without_views,
 )
-from recapp.dataset.decode import BadValue, as_text, ids_of_hex, ids_of_text, shown
+from recapp.dataset.decode import (
+    BadValue,
+    as_text,
+    bytes_and_bounds,
+    ids_of_hex,
+    ids_of_text,
+    shown,
+)
 from recapp.dataset.schema import TextIds
 
 # int64 | float64 | text; hex: at most 16 hexadecimal digits, which become int64
@@ -87,11 +94,13 @@ def plain(column: pa.Array) -> pa.Array:
     if not is_text(column.type):
         return column
     texts = as_text(column)
-    lengths_N = pc.fill_null(pc.binary_length(texts), 0).to_numpy()
-    if lengths_N.all():
+    if texts.null_count:
+        texts = texts.fill_null("")
+    _, bound_N1 = bytes_and_bounds(texts)
+    there_N = bound_N1[1:] > bound_N1[:-1]
+    if there_N.all():
         return texts
-    there_N = np.append(np.zeros(texts.offset, np.bool_), lengths_N > 0)
-    there = np.packbits(there_N, bitorder="little")
+    there = np.packbits(np.append(np.zeros(texts.offset, np.bool_), there_N), bitorder="little")
     buffers = [pa.py_buffer(there), *texts.buffers()[1:]]
     return pa.Array.from_buffers(texts.type, len(texts), buffers, offset=texts.offset)
 
@@ -178,7 +187,9 @@ def _whole_numbers(texts: pa.Array) -> pa.Array | None:
         numbers = ids_of_text(spelled, TextIds.INTEGERS)
     except BadValue:
         return None
-    return pa.array(numbers, mask=texts.is_null().to_numpy(zero_copy_only=False))
+    there = texts.buffers()[0]
+    numbers = pa.py_buffer(np.append(np.empty(texts.offset, np.int64), numbers))
+    return pa.Array.from_buffers(pa.int64(), len(texts), [there, numbers], offset=texts.offset)
 
 
 def _first_bad(texts: pa.Array, kind: str, spelled: bool) -> int:

@@ -19,6 +19,8 @@ import os
 import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -198,7 +200,13 @@ def _written(
     rows = [part.source.rows for part in parts]
     if settings.order == "files":
         written = workers.each(
-            parts, lambda part: _write(part.number, _rows_of(part, settings, found, work), work)
+            parts,
+            lambda part: _write(
+                part.number,
+                _rows_of(part, settings, found, work),
+                work,
+                beside=2 * len(parts) <= workers.threads,  # such as one compressed file
+            ),
         )
         return found, [*chain.from_iterable(_counted("Rows", rows, written))]
     folder = work / STATE / "rows"
@@ -242,14 +250,26 @@ class _SplitWriter:
 
     Args:
         file: The file; it gets this name in `close`.
+        schema: The columns.
+        pool: A thread that writes while the next rows are read; None writes at once.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, schema: pa.Schema, pool: Executor | None) -> None:
         self.file = file
+        self._pool = pool
+        self._last: Future[None] | None = None
         self._waiting: list[pa.Table] = []
-        self._writer: pq.ParquetWriter | None = None
         self._rows = 0
         self._unfinished = file.with_name(f"{file.name}.tmp")
+        file.parent.mkdir(exist_ok=True)
+        self._writer = pq.ParquetWriter(
+            self._unfinished,
+            schema,
+            compression="zstd",
+            write_page_checksum=True,
+            # of texts they take long, and nobody skips rows by them
+            write_statistics=[field.name for field in schema if is_number(field.type)],
+        )
 
     def add(self, rows: pa.Table) -> None:
         """Add some rows."""
@@ -261,7 +281,7 @@ class _SplitWriter:
     def close(self) -> dict[str, Any]:
         """Finish the file, and return what the manifest says of it."""
         self._write()
-        assert self._writer is not None
+        self._wait()
         self._writer.close()
         with open(self._unfinished, "rb") as written:
             md5 = hashlib.file_digest(written, "md5").hexdigest()
@@ -278,42 +298,43 @@ class _SplitWriter:
         if not self._waiting:
             return
         rows = pa.concat_tables(self._waiting)
-        if self._writer is None:
-            self.file.parent.mkdir(exist_ok=True)
-            numbers = [field.name for field in rows.schema if is_number(field.type)]
-            self._writer = pq.ParquetWriter(
-                self._unfinished,
-                rows.schema,
-                compression="zstd",
-                write_page_checksum=True,
-                write_statistics=numbers,  # of texts they take long, and nobody skips rows by them
-            )
-        self._writer.write_table(rows, row_group_size=rows.num_rows)
         self._waiting = []
+        self._wait()
+        write = partial(self._writer.write_table, rows, row_group_size=rows.num_rows)
+        self._last = self._pool.submit(write) if self._pool else write()
+
+    def _wait(self) -> None:
+        if self._last:
+            self._last.result()
 
 
-def _write(number: int, tables: Iterator[pa.Table], work: Path) -> list[dict[str, Any]]:
+def _write(
+    number: int, tables: Iterator[pa.Table], work: Path, *, beside: bool = False
+) -> list[dict[str, Any]]:
     """Write rows, each into its split, unless that was done before; return the files.
 
     Args:
         number: The number of the files.
         tables: The rows, with a column `SPLIT`.
         work: The directory of the conversion.
+        beside: Whether another thread writes a row group while the next one is read.
     """
     done = work / STATE / f"part-{number:05d}.json"
     if done.is_file():
         known: list[dict[str, Any]] = json.loads(done.read_text())
         return known
-    writers = {name: _SplitWriter(work / name / f"part-{number:05d}.parquet") for name in SPLITS}
-    used = []
-    for table in tables:
-        split_N = table[SPLIT].to_numpy()
-        rows = table.drop_columns([SPLIT])
-        for split in (here := np.unique(split_N).tolist()):
-            some = rows.filter(pa.array(split_N == split)) if len(here) > 1 else rows
-            writers[SPLITS[split]].add(some)
-            used.append(SPLITS[split])
-    files = [writers[name].close() for name in SPLITS if name in used]
+    used: dict[int, _SplitWriter] = {}
+    with ThreadPoolExecutor(1) as pool:
+        for table in tables:
+            split_N = table[SPLIT].to_numpy()
+            rows = table.drop_columns([SPLIT])
+            for split in (here := np.unique(split_N).tolist()):
+                some = rows.filter(pa.array(split_N == split)) if len(here) > 1 else rows
+                if split not in used:
+                    file = work / SPLITS[split] / f"part-{number:05d}.parquet"
+                    used[split] = _SplitWriter(file, rows.schema, pool if beside else None)
+                used[split].add(some)
+        files = [used[split].close() for split in sorted(used)]
     write_whole(done, json.dumps(files))
     return files
 

@@ -1,9 +1,10 @@
 """Parts of logs, and the work on them by threads.
 
-A part is a run of whole row groups, about 262,144 rows. Each part is read, counted and converted
-by itself; results come in the order of the parts. Rows that belong together across parts are dealt:
-each part writes them into a file with a record batch for each shard, and a shard is read from all
-files.
+A part is a run of whole row groups, about 262,144 rows; the last parts, and those of smaller logs,
+are smaller, so that all threads end at about the same time. Each part is read, counted and
+converted by itself; results come in the order of the parts. Rows that belong together across parts
+are dealt: each part writes them into a file with a record batch for each shard, and a shard is read
+from all files.
 
 Letter: N rows.
 """
@@ -27,6 +28,8 @@ from recapp.dataset.source import Segment, Source, arrow_chunks
 from recapp.errors import DataError
 
 PART_ROWS = 1 << 18
+LEAST_ROWS = 1 << 16  # of a part, but for the last one
+SHARES = 8  # a part takes about one of so many shares of the rows that are left, if that is less
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -66,10 +69,12 @@ def parts_of(source: Source) -> list[Part]:
     segments: list[Segment] = []
     first = 0
     rows = 0
+    all_rows = source.rows
     for number, segment in enumerate(source.segments):
         segments.append(segment)
         rows += segment.rows
-        if rows >= PART_ROWS or number == len(source.segments) - 1:
+        most = max(LEAST_ROWS, (all_rows - first) // SHARES)
+        if rows >= min(PART_ROWS, most) or number == len(source.segments) - 1:
             parts.append(Part(len(parts), first, replace(source, segments=tuple(segments))))
             first += rows
             segments = []
@@ -135,15 +140,15 @@ class Workers:
     """
 
     def __init__(self, threads: int) -> None:
-        self._threads = threads
+        self.threads = threads
 
     def each(self, parts: Sequence[T], function: Callable[[T], R]) -> Iterator[R]:
         """Yield the result of a function for each part, or each of other things, in order; at most
         as many as there are threads are in work.
         """
-        with ThreadPoolExecutor(self._threads, "recapp-parts") as pool:
-            waiting = deque(pool.submit(function, part) for part in parts[: self._threads])
-            rest = iter(parts[self._threads :])
+        with ThreadPoolExecutor(self.threads, "recapp-parts") as pool:
+            waiting = deque(pool.submit(function, part) for part in parts[: self.threads])
+            rest = iter(parts[self.threads :])
             try:
                 while waiting:
                     yield waiting.popleft().result()

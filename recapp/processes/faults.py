@@ -160,12 +160,6 @@ def is_full(directory: Path) -> bool:
     return False
 
 
-def last_lines(log: Path, count: int) -> str:
-    """Return the last `count` lines of a log file; empty where there is none."""
-    text = log.read_text(errors="replace") if log.exists() else ""
-    return "\n".join(text.strip().splitlines()[-count:])
-
-
 def _no_shared_memory_error(rank: int) -> LaunchError:
     try:
         room = f"{SHARED_MEMORY} has {shutil.disk_usage(SHARED_MEMORY).total:,} bytes"

@@ -24,13 +24,13 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import BaseContext
 from types import ModuleType
 
 from recapp.processes.rank_environment import PARENT_PID, PRINTING_FLAGS, external_rank
-from recapp.processes.stopping import SIGNALS
+from recapp.processes.stopping import SIGNALS, end_on_signals
 
 # for the server: the modules to import, and the directory to remove if the command cannot
 PRELOADED = "RECAPP_FORK_SERVER_MODULES"
@@ -60,22 +60,19 @@ _environment: dict[str, str] = {}
 
 
 def start_early(preload: str = MODULES_OF_TRAINING) -> None:
-    """Start the fork server in the first lines of a command, if the command will start ranks.
+    """Begin a command that may start ranks: a signal ends it at once (`end_on_signals`), and the
+    fork server imports the modules of ranks meanwhile, if the command will start some.
 
     Raise nothing and print nothing: the start of the ranks reports a server that cannot start.
 
     Args:
         preload: The modules that the server imports, separated by blanks.
     """
-    arguments = sys.argv[1:]
-    starts_ranks = (
-        not set(PRINTING_FLAGS) & set(arguments) and "launch.start_method=spawn" not in arguments
-    )
-    if starts_ranks and has_fork_server() and external_rank() is None:
-        try:
+    end_on_signals()
+    needless = {*PRINTING_FLAGS, "launch.start_method=spawn"} & set(sys.argv[1:])
+    if not needless and has_fork_server() and external_rank() is None:
+        with suppress(OSError):
             ensure_running(preload)
-        except OSError:
-            return
 
 
 def has_fork_server() -> bool:
@@ -118,14 +115,14 @@ def ensure_running(preload: str) -> None:
     # the tracker's first call unblocks signals, so it must stand before `signals_blocked`
     resource_tracker.ensure_running()
     of_server = {**DEFAULTS, **environment, **OWN_VARIABLES, **here}
-    with signals_blocked(), without_main_module(), _variables(of_server):
+    with signals_blocked(), without_main_module(), variables(of_server):
         forkserver.ensure_running()
     if not _environment:
         _environment.update(environment)
 
 
 @contextmanager
-def _variables(environment: Mapping[str, str]) -> Iterator[None]:
+def variables(environment: Mapping[str, str]) -> Iterator[None]:
     """Replace the environment of this process inside the `with`."""
     kept = dict(os.environ)
     replace_environment(environment)

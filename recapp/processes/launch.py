@@ -33,7 +33,6 @@ from recapp.processes.faults import (
     explain_output,
     full_disk_error,
     is_full,
-    last_lines,
 )
 from recapp.processes.rank_environment import PARENT_PID
 from recapp.processes.rank_process import (
@@ -239,15 +238,8 @@ def environments_of_ranks(ranks: int, port: int, run: str) -> list[dict[str, str
 
 
 @contextmanager
-def stdout_to_stderr(applies: bool) -> Iterator[None]:
-    """Send standard output of this process and of its child processes to standard error.
-
-    Args:
-        applies: Whether to do so; else nothing changes.
-    """
-    if not applies:
-        yield
-        return
+def stdout_to_stderr() -> Iterator[None]:
+    """Send standard output of this process and of its child processes to standard error."""
     sys.stdout.flush()
     with redirected(1, 2):
         try:
@@ -270,7 +262,9 @@ def explain_failure(failure: RankFailure, logs: Path) -> RecappError | Stopped:
         return _reported(failure, who)
     if is_full(logs):
         return full_disk_error(logs.parent)
-    lines = last_lines(log_of(logs, failure.rank), LAST_LINES)
+    log = log_of(logs, failure.rank)
+    text = log.read_text(errors="replace") if log.exists() else ""
+    lines = "\n".join(text.strip().splitlines()[-LAST_LINES:])
     aborted = failure.exitcode == -signal.SIGABRT
     known_fault = explain_output(lines, failure.rank) if aborted else None
     how = LOST_WORDS if failure.exitcode == LOST else describe_exit(failure.exitcode)

@@ -46,6 +46,7 @@ from multiprocessing import parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.reduction import DupFd
+from operator import methodcaller
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -105,18 +106,14 @@ class RankWork:
     environment: dict[str, str]
 
 
+@dataclass(frozen=True)
 class InheritedStream:
     """A file descriptor of the launcher. Each rank gets a duplicate at its start."""
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
+    descriptor: int
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _detached, (DupFd(self.descriptor),)
-
-
-def _detached(duplicate: Any) -> int:
-    return int(duplicate.detach())
+        return methodcaller("detach"), (DupFd(self.descriptor),)
 
 
 def be_rank(orders: Connection, *streams: Any) -> NoReturn:

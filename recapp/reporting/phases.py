@@ -38,15 +38,13 @@ MARKS = {
 KEPT_STEPS = 4096  # of a longer run, only this number of last steps counts
 
 
-def quartiles(values: Sequence[float]) -> list[float]:
-    """Return the first and the third quartile: half of the values lie between them.
-
-    A single value is both.
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return median, first and third quartile, interpolated between neighbours as numpy does. A
+    single value is all of them.
     """
-    if len(values) < 2:
-        return [values[0], values[0]]
-    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
-    return [first, third]
+    several = values if len(values) > 1 else [*values, *values]
+    first, median, third = statistics.quantiles(several, n=4, method="inclusive")
+    return median, first, third
 
 
 class PhaseClock:

@@ -194,19 +194,10 @@ def _count(n: int, noun: str) -> str:
 # ---- pictures
 
 
-def draw_plan(report: PlanReport, folder: Path) -> list[Path]:
-    """Draw a plan into a directory, which is made if it does not exist.
-
-    Returns:
-        The files: `plan_tables.svg`, `plan_ranks.svg` and, if ranks send any bytes,
-        `plan_traffic.svg`.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    return [picture.write(folder) for picture in plan_pictures(report)]
-
-
 def plan_pictures(report: PlanReport) -> list[Picture]:
-    """Return the pictures of a plan, in the order in which a page shows them."""
+    """Return the pictures of a plan, in the order in which a page shows them: `plan_tables`,
+    `plan_ranks` and, if ranks send any bytes, `plan_traffic`.
+    """
     drawn = [tables_picture(report), ranks_picture(report)]
     return [*drawn, traffic_picture(report)] if report.between_ranks else drawn
 

@@ -10,21 +10,26 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from recapp.console import size
-from recapp.reporting import drawing
 from recapp.reporting.drawing import (
     BAR,
     BEST,
     COLUMN,
     GRID,
     INK,
+    MEMORY_COLORS,
+    PHASE_COLORS,
     QUIET,
     SERIES_COLORS,
+    THICK,
     Picture,
     Sheet,
     bars_with_whiskers,
+    byte_axis,
     horizontal_bars,
     legend_below,
     sheet,
+    spec_of,
+    stacked,
 )
 from recapp.reporting.phases import PHASES
 from recapp.reporting.run_record import KINDS, RankMemory
@@ -248,7 +253,7 @@ def steps(variants: Sequence[Variant]) -> Drawn:
     if not rows:
         return "Speed: no run has step_ms in its metrics.json"
     times = [ms.mean for v, _, _ in rows if (ms := v.recorded("step_ms"))]
-    spec = drawing.spec_of(times)
+    spec = spec_of(times)
     labels = [
         f"{rate_of(cost)} ({rate_of(r.high)} to {rate_of(r.low)}) samples/s, {ms:{spec}} ms"
         for (_, cost, r), ms in zip(rows, times, strict=True)
@@ -276,7 +281,7 @@ def phases(variants: Sequence[Variant]) -> Drawn:
     if not rows:
         return f"{TIME}: {NO_RECORD}"
     sums = [sum(row.values()) for row in rows.values()]
-    labels = [f"{ms:{drawing.spec_of(sums)}} ms" for ms in sums]
+    labels = [f"{ms:{spec_of(sums)}} ms" for ms in sums]
     read = "; ".join(
         f"{name}: " + ", ".join(f"{phase} {row[phase]:.3g} ms" for phase in PHASES)
         for name, row in rows.items()
@@ -286,7 +291,7 @@ def phases(variants: Sequence[Variant]) -> Drawn:
         "are read and summed; output: waiting for vectors; dense: all that is not the tables', "
         "data included; gradients: they travel to the owners; update: touched rows are written."
     )
-    with _stacks(rows, labels, drawing.PHASE_COLORS, "ms a training step") as s:
+    with _stacks(rows, labels, PHASE_COLORS, "ms a training step") as s:
         _whole_ticks(s)
         return s.finish("phases", TIME, f"Stacked bars. {read}.", caption)
 
@@ -300,8 +305,7 @@ def memory(variants: Sequence[Variant]) -> Drawn:
         return f"{MEMORY}: {NO_RECORD}"
     rows = {
         name: {
-            title: getattr(record, kind)
-            for kind, title in zip(KINDS, drawing.MEMORY_COLORS, strict=True)
+            title: getattr(record, kind) for kind, title in zip(KINDS, MEMORY_COLORS, strict=True)
         }
         for name, record in records.items()
     }
@@ -309,8 +313,8 @@ def memory(variants: Sequence[Variant]) -> Drawn:
         f"{size(record.tables)}, {record.peak[0]} at most {size(record.peak[1])}"
         for record in records.values()
     ]
-    with _stacks(rows, labels, drawing.MEMORY_COLORS, "bytes of the tables") as s:
-        drawing.byte_axis(s.axes[0].xaxis)
+    with _stacks(rows, labels, MEMORY_COLORS, "bytes of the tables") as s:
+        byte_axis(s.axes[0].xaxis)
         return s.finish(
             "memory",
             MEMORY,
@@ -330,9 +334,7 @@ def _stacks(
     """Open a figure of named bars, each of the parts in `colors`, with a legend of the parts."""
     with horizontal_bars(list(rows), labels) as s:
         parts = {part: [row[part] for row in rows.values()] for part in colors}
-        ends = drawing.stacked(
-            s.axes[0], s.positions, parts, colors, drawing.THICK, horizontal=True
-        )
+        ends = stacked(s.axes[0], s.positions, parts, colors, THICK, horizontal=True)
         s.axes[0].set(xlabel=xlabel, xlim=(0, max(ends) * 1.04 or 1))
         legend_below(s.figure, s.axes[0])
         yield s

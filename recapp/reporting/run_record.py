@@ -419,8 +419,7 @@ def write_metrics(metrics: Mapping[str, Any], directory: Path) -> dict[str, Any]
 
 def read_metrics(directory: Path) -> dict[str, Any]:
     """Return the content of `metrics.json`."""
-    content: dict[str, Any] = option_files.read_json(directory / METRICS_FILE)
-    return content
+    return dict(option_files.read_json(directory / METRICS_FILE))
 
 
 def written_at(directory: Path, name: str = METRICS_FILE) -> int | None:

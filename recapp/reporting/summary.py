@@ -89,10 +89,7 @@ def read_details(directory: Path, step: object = None) -> dict[str, Any]:
 
 
 def _validations(directory: Path) -> list[dict[str, Any]]:
-    validations: list[dict[str, Any]] = (read_document(directory / DETAILS_FILE) or {}).get(
-        "validations", []
-    )
-    return validations
+    return list((read_document(directory / DETAILS_FILE) or {}).get("validations", []))
 
 
 def slices_of(details: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:

@@ -217,16 +217,12 @@ def without_effect(runs: Sequence[Run], objective: Objective) -> list[str]:
     names: list[str] = []
     good = [run for run in runs if run.value(objective.name) is not None]
     for name in varied_settings(good):
-        alike = [variant.runs for variant in together(good, {name, *names})]
-        several = any(len({str(run.setting(name)) for run in some}) > 1 for some in alike)
-        if name != SEED and several and all(_equal(some, objective) for some in alike):
+        alike = together(good, {name, *names})
+        several = any(len({str(run.setting(name)) for run in v.runs}) > 1 for v in alike)
+        metrics = [interval for _, interval in objective.ranked(alike)]
+        if name != SEED and several and all(one.high - one.low < EQUAL for one in metrics):
             names.append(name)
     return names
-
-
-def _equal(runs: Sequence[Run], objective: Objective) -> bool:
-    values = [value for run in runs if (value := run.value(objective.name)) is not None]
-    return max(values) - min(values) < EQUAL
 
 
 def learned_variants_of(runs: Sequence[Run], objective: Objective) -> list[Variant]:

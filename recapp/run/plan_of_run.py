@@ -158,7 +158,7 @@ def best_plan(recipe: Recipe, problem: PlanningProblem) -> Outcome:
     return plan_tables(problem, constraints if problem.tables else {})
 
 
-def made_for(plan: ShardingPlan, problem: PlanningProblem) -> PlannedFor:
+def made_for(problem: PlanningProblem) -> PlannedFor:
     """Return the part of a planning problem that a plan file stores, to explain the plan
     elsewhere. A table of several collections has the features of all.
     """

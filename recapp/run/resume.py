@@ -33,7 +33,7 @@ from recapp.settings.uris import path_to
 from recapp.stored.checkpoint import folder_of
 from recapp.stored.manifest import CheckpointManifest
 from recapp.stored.store import is_checkpoint
-from recapp.stored.stored_model import Checkpoint, open_stored, read_manifest, read_meta
+from recapp.stored.stored_model import Checkpoint, read_manifest, read_meta
 from recapp.trainer.callbacks import (
     ClaimDirectory,
     FillTables,
@@ -59,7 +59,7 @@ from recapp.trainer.keep_checkpoints import (
     kept_before,
 )
 from recapp.trainer.restore import ChangedCallbacks
-from recapp.trainer.strategy import EmbeddingShardingStrategy
+from recapp.trainer.strategy import EmbeddingShardingStrategy, strategy_of
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,7 @@ def resumed_run(recipe: Train) -> Resumed | None:
     path = recipe.ckpt_path
     if path is None:
         return None
-    with open_stored(path, selector=partial(files_of_values, recipe=recipe)) as stored:
-        assert isinstance(stored, Checkpoint)
+    with Checkpoint.at(path, selector=partial(files_of_values, recipe=recipe)) as stored:
         return Resumed(with_columns_of(recipe, stored), path, stored.manifest)
 
 
@@ -287,8 +286,7 @@ def metrics_of_run(
         callbacks: The callbacks of the run, which measured the steps and kept the checkpoints.
         stopped: The reason why training ended early, or None.
     """
-    strategy = trainer.strategy
-    assert isinstance(strategy, EmbeddingShardingStrategy)
+    strategy = strategy_of(trainer)
     measured = callbacks.clock.summary()
     sent = strategy.comm.all_gather(measured.get("bytes_sent_per_step", 0.0))
     cpu = sum(strategy.comm.all_gather(measured.get("cpu_seconds_per_sample", 0.0)))

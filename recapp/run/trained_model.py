@@ -75,9 +75,6 @@ class TrainedCheckpoint:
             )
         return filled
 
-    def compiled(self, model: nn.Module) -> None:
-        """Return None: a checkpoint has no compiled dense part."""
-
     def fill_own(self, module: nn.Module, comm: Comm) -> Checkpoint:
         """Read this rank's rows and the dense part into a user's module.
 

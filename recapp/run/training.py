@@ -485,7 +485,7 @@ def build_trainer(
     ranks_of_host = here.local_world if here else 1
     accelerator = recipe.trainer.accelerator
     gpu = accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available())
-    trainer = construct(
+    trainer: Trainer = construct(
         Trainer,
         "trainer",
         accelerator="cuda" if gpu else "cpu",
@@ -502,7 +502,6 @@ def build_trainer(
         inference_mode=False,
         **arguments,
     )
-    assert isinstance(trainer, Trainer)
     skip_idle_hooks(trainer.callbacks)  # type: ignore[attr-defined]
     return trainer
 
@@ -608,6 +607,7 @@ class RankModel:
         }
 
 
+@dataclass(eq=False)
 class CheckExample(Callback):
     """Compare the outputs of an artefact's example with the exported ones before its first batch.
     Every rank scores the example.
@@ -617,9 +617,8 @@ class CheckExample(Callback):
         batch: The batch of its example.
     """
 
-    def __init__(self, artefact: Manifest, batch: Batch) -> None:
-        self.artefact = artefact
-        self.batch = batch
+    artefact: Manifest
+    batch: Batch
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Score the example and compare its outputs.

@@ -97,11 +97,6 @@ class Server:
         """Return whether the server is ready for requests."""
         return not (self.ends or self._obstacle())
 
-    @property
-    def is_lost(self) -> bool:
-        """Return whether a rank is lost, so that the server can compute no more scores."""
-        return self.leader is not None and self.leader.failure is not None
-
     def _obstacle(self) -> str:
         return self.leader.obstacle() if self.leader is not None else ""
 

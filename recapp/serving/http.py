@@ -135,7 +135,8 @@ class HttpServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to end; uvicorn asks ten times a second."""
-        if self._server.is_lost:
+        leader = self._server.leader
+        if leader is not None and leader.failure is not None:  # it can compute no more scores
             self._end()
         return await super().on_tick(counter)
 

@@ -24,7 +24,7 @@ from functools import lru_cache
 from importlib import import_module
 from traceback import extract_tb
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from recapp.errors import ConfigError, alike, listed, meant, suggest
 from recapp.settings.values import read, shown, takes
@@ -55,9 +55,9 @@ def composed() -> Any:
     return dataclasses.field(metadata={"absent": True, "null": True})
 
 
-def not_a_setting(factory: Callable[[], Any] = dict) -> Any:
-    """Return a field that plain settings carry but that no user sets."""
-    return dataclasses.field(default_factory=factory, metadata={"setting": False})
+def not_a_setting() -> Any:
+    """Return a field with a mapping that plain settings carry but that no user sets."""
+    return dataclasses.field(default_factory=dict, metadata={"setting": False})
 
 
 def in_hand() -> Any:
@@ -184,8 +184,7 @@ def record(kind: type[T], plain: Mapping[str, Any], name: str = "", *, check: bo
         ConfigError: A setting does not exist, is missing, or has a value that is not allowed; or
             two settings conflict.
     """
-    result: T = _Reader(kind if check else None).record(kind, plain, name)
-    return result
+    return cast(T, _Reader(kind if check else None).record(kind, plain, name))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -63,7 +63,9 @@ def write_cached_file(path: Path | None, entry: Any) -> Path | None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(entry) + "\n")
-        _forget_old(path.parent)
+        entries = sorted(path.parent.glob("*.json"), key=lambda each: each.stat().st_mtime)
+        for old in entries[:-KEPT]:
+            old.unlink(missing_ok=True)
     except OSError:
         return None
     return path
@@ -90,9 +92,3 @@ def in_turn(path: Path | None, what: str) -> Iterator[None]:
                     note(f"{what}: another process does that; waiting for it")
                     fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _forget_old(folder: Path) -> None:
-    files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-    for path in files[:-KEPT]:
-        path.unlink(missing_ok=True)

@@ -591,11 +591,11 @@ def join_together(paths: Sequence[Path], output: Path) -> int:
         CheckpointError: As `join_checkpoints`.
     """
     comm = Comm()
-
-    def join() -> int:
-        return 0 if comm.rank else join_checkpoints(paths, output, read_manifest(paths[-1]).run)
-
-    return written_together(comm, output, join)[0]
+    return written_together(
+        comm,
+        output,
+        lambda: 0 if comm.rank else join_checkpoints(paths, output, read_manifest(paths[-1]).run),
+    )[0]
 
 
 def _check_same(

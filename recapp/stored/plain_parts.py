@@ -38,6 +38,7 @@ from typing import Any, BinaryIO, cast, get_args, get_origin
 
 import numpy as np
 import numpy.typing as npt
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -342,8 +343,6 @@ Values = npt.NDArray[np.generic]
 
 def dense_bytes(state: Mapping[str, Tensor]) -> bytes:
     """Return dense parameters and buffers as a safetensors file."""
-    import safetensors.torch
-
     tensors = {name: values.detach().cpu().contiguous().clone() for name, values in state.items()}
     return safetensors.torch.save(tensors)
 
@@ -354,8 +353,6 @@ def dense_values(raw: bytes) -> dict[str, Tensor]:
     Raises:
         ValueError: The bytes are not a safetensors file, or a value is not finite.
     """
-    import safetensors.torch
-
     try:
         state: dict[str, Tensor] = safetensors.torch.load(raw)
     except (ValueError, KeyError, safetensors.SafetensorError) as error:

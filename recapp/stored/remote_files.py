@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from socket import gethostname
 from typing import BinaryIO, cast
@@ -114,6 +115,7 @@ class RemoteFiles(Files):
 REMOTE = RemoteFiles()
 
 
+@dataclass(frozen=True)
 class _Folder:
     """A version of a stored model.
 
@@ -122,20 +124,19 @@ class _Folder:
         sizes: The bytes of its files.
     """
 
-    def __init__(self, place: RemotePath, sizes: Mapping[str, int]) -> None:
-        self._place = place
-        self._sizes = sizes
+    place: RemotePath
+    sizes: Mapping[str, int]
 
     def close(self) -> None: ...
 
     def size(self, file: str) -> int | None:
-        return self._sizes.get(file)
+        return self.sizes.get(file)
 
     def descriptor(self, file: str) -> int:
-        if file not in self._sizes:
+        if file not in self.sizes:
             raise FileNotFoundError(file)
         with tempfile.TemporaryFile() as local:
-            fetch_file(str(self._place / file), local)
+            fetch_file(str(self.place / file), local)
             return os.dup(local.fileno())
 
 

@@ -140,6 +140,7 @@ class LocalFiles(Files):
             os.close(handle)
 
 
+@dataclass(frozen=True)
 class _Folder:
     """An open directory.
 
@@ -147,21 +148,20 @@ class _Folder:
         handle: Its descriptor, which `close` closes.
     """
 
-    def __init__(self, handle: int) -> None:
-        self._handle = handle
+    handle: int
 
     def close(self) -> None:
-        os.close(self._handle)
+        os.close(self.handle)
 
     def size(self, file: str) -> int | None:
         with suppress(OSError):
-            status = os.stat(file, dir_fd=self._handle)
+            status = os.stat(file, dir_fd=self.handle)
             return status.st_size if stat.S_ISREG(status.st_mode) else -1
         return None
 
     def descriptor(self, file: str) -> int:
         # a pipe does not wait for a writer
-        return os.open(file, os.O_RDONLY | os.O_NONBLOCK, dir_fd=self._handle)
+        return os.open(file, os.O_RDONLY | os.O_NONBLOCK, dir_fd=self.handle)
 
 
 def _entry(path: Path) -> Entry | None:

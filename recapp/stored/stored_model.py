@@ -11,6 +11,7 @@ handle. If the directory was deleted meanwhile, the reader starts again from the
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Generic, NamedTuple, Self, TypeVar
 
@@ -434,13 +435,10 @@ def read_meta(path: str | Path) -> dict[str, Any]:
         return snapshot.meta()
 
 
-def files_of(blocks: Iterable[Block]) -> Wanted:
-    """Return a selector of the files that hold parts of these blocks or the plain part."""
-    block_list = list(blocks)
-    return lambda manifest: (
-        META,
-        *(s.stored.file for s in sources_of(manifest.tensors, manifest.row_orders, block_list)),
-    )
+def files_of(manifest: CheckpointManifest, blocks: Iterable[Block]) -> Iterable[str]:
+    """Return the files that hold parts of some blocks or the plain part."""
+    sources = sources_of(manifest.tensors, manifest.row_orders, blocks)
+    return (META, *(one.stored.file for one in sources))
 
 
 def load_blocks(path: str | Path, blocks: Iterable[Block]) -> None:
@@ -457,7 +455,7 @@ def load_blocks(path: str | Path, blocks: Iterable[Block]) -> None:
             leave a hole, or a file is damaged.
     """
     block_list = list(blocks)
-    with Checkpoint.at(path, selector=files_of(block_list)) as snapshot:
+    with Checkpoint.at(path, selector=partial(files_of, blocks=block_list)) as snapshot:
         snapshot.fill(block_list)
 
 
@@ -490,7 +488,7 @@ def load_together(
 
     def selector(manifest: CheckpointManifest) -> Iterable[str]:
         blocks[:] = blocks_of(manifest)
-        return files_of(blocks)(manifest)
+        return files_of(manifest, blocks)
 
     with Checkpoint.at(path, comm, selector) as snapshot:
 
@@ -535,10 +533,10 @@ def load_table(path: str | Path, table: str, tensor: str = WEIGHT) -> Tensor:
         CheckpointError: The table or tensor is not in the checkpoint.
     """
 
-    def all_of_it(manifest: CheckpointManifest) -> Iterable[str]:
-        return {s.file for s in manifest.tensors.get((table, tensor), ())}
-
-    with Checkpoint.at(path, selector=all_of_it) as snapshot:
+    with Checkpoint.at(
+        path,
+        selector=lambda manifest: {s.file for s in manifest.tensors.get((table, tensor), ())},
+    ) as snapshot:
         stored = snapshot.manifest.tensors.get((table, tensor), [])
         if stored:
             check_tiling(stored)  # before the table is allocated

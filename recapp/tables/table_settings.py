@@ -172,11 +172,6 @@ class TablesOfDataset:
         """Return whether tables are dynamic."""
         return self.num_embeddings == DYNAMIC
 
-    @property
-    def only_bags(self) -> bool:
-        """Return whether `embedding_bag_collection` has all tables."""
-        return not (self.sequences or self.collections or self.wide)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ListedTable:
@@ -226,13 +221,6 @@ class ListedTables:
     lookups: tuple[ListedLookup, ...] | None = None
     frozen: tuple[str, ...] = ()
     values: dict[str, str] | None = None
-
-    @property
-    def only_bags(self) -> bool:
-        """Return whether `embedding_bag_collection` has all tables."""
-        tables = all(t.collection is None and t.pooling != "none" for t in self.tables)
-        lookups = self.lookups or ()
-        return tables and all(x.collection is None and x.combiner != "none" for x in lookups)
 
 
 TableSettings = TablesOfDataset | ListedTables

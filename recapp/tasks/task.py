@@ -550,5 +550,4 @@ class RatingTask(Task):
     def make_metric(self, name: str, sync_on_compute: bool) -> "Metric":
         from recapp.metrics import MAE, RMSE
 
-        kind = {"rmse": RMSE, "mae": MAE}[name]
-        return kind(sync_on_compute=sync_on_compute)
+        return {"rmse": RMSE, "mae": MAE}[name](sync_on_compute=sync_on_compute)

@@ -9,6 +9,7 @@ stopping, rate monitor) run in addition.
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -202,8 +203,8 @@ def _counters(trainer: Trainer) -> dict[str, float]:
     }
 
 
-def held_bytes(tables: Sequence[ShardedTables], device: torch.device) -> dict[str, int | None]:
-    """Return the bytes that this rank holds, by kind.
+def held_bytes(tables: Sequence[ShardedTables], device: torch.device) -> RankMemory:
+    """Return the bytes that this rank holds.
 
     Args:
         tables: The sharded tables of the model.
@@ -219,16 +220,16 @@ def held_bytes(tables: Sequence[ShardedTables], device: torch.device) -> dict[st
     stores = [store.nbytes for shared in tables for store in shared.state.stores]
     buffers = {t.data_ptr(): t.nbytes for shared in tables for t in shared.exchange_buffers()}
     gpu = device.type == "cuda"
-    return {
-        "weights": sum(size.rows for size in stores),
-        "state": sum(size.state for size in stores),
-        "buffers": sum(buffers.values()),
-        "rss": resident_bytes(),
-        "rss_peak": peak_resident_bytes(),
-        "allocated": torch.cuda.memory_allocated(device) if gpu else None,
-        "reserved": torch.cuda.memory_reserved(device) if gpu else None,
-        "allocated_peak": torch.cuda.max_memory_allocated(device) if gpu else None,
-    }
+    return RankMemory(
+        weights=sum(size.rows for size in stores),
+        state=sum(size.state for size in stores),
+        buffers=sum(buffers.values()),
+        rss=resident_bytes(),
+        rss_peak=peak_resident_bytes(),
+        allocated=torch.cuda.memory_allocated(device) if gpu else None,
+        reserved=torch.cuda.memory_reserved(device) if gpu else None,
+        allocated_peak=torch.cuda.max_memory_allocated(device) if gpu else None,
+    )
 
 
 class StepClock(BatchCallback):
@@ -345,7 +346,6 @@ class StepClock(BatchCallback):
         if trainer.is_global_zero:
             ranks = strategy.comm.world
             of_ranks = {name: tuple(rank[name] for rank in measured_W) for name in of_rank}
-            of_ranks["memory"] = tuple(RankMemory(**memory) for memory in of_ranks["memory"])
             record = Performance(
                 batch_per_rank=self.rows[0] // ranks,
                 ranks=ranks,
@@ -370,7 +370,7 @@ class StepClock(BatchCallback):
         waits = ("input_wait_ms", "exchange_wait_ms") if self._host_waits else ()
         return {
             "step_ms": statistics.median(ms),
-            "step_ms_quartiles": quartiles(ms),
+            "step_ms_quartiles": quartiles(ms)[1:],
             "samples_per_second": sum(self.rows[-len(ms) :]) / sum(ms) * 1e3,
             "cpu_seconds_per_sample": cpu_ms / sum(self.rows[-len(ms) :]) / 1e3,
             "train_seconds": (self._last["ms"] - self._began_ms) / 1e3,
@@ -382,6 +382,7 @@ class StepClock(BatchCallback):
         }
 
 
+@dataclass(eq=False)
 class StartReport(Callback):
     """Prints a report before the first step: seed, the data, the layers with their output shapes,
     the plan, ranks with their hosts and devices.
@@ -393,13 +394,10 @@ class StartReport(Callback):
         features: The features of the batches that the model may read, by name.
     """
 
-    def __init__(
-        self, seed: int, shown: bool, dense_columns: int, features: Sequence[str] = ()
-    ) -> None:
-        self.seed = seed
-        self.shown = shown
-        self.dense_columns = dense_columns
-        self.features = features
+    seed: int
+    shown: bool
+    dense_columns: int
+    features: Sequence[str] = ()
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -457,6 +455,7 @@ class StartReport(Callback):
         print("".join(f"\nnote: {readable(note)}" for note in notes), flush=True)
 
 
+@dataclass(eq=False)
 class FillTables(Callback):
     """Fills tables from files when training begins (`recapp/stored/start_values.py`).
 
@@ -464,8 +463,7 @@ class FillTables(Callback):
         values: The files by table. In an ensemble the file of a table is that of all members.
     """
 
-    def __init__(self, values: Mapping[str, str]) -> None:
-        self.values = values
+    values: Mapping[str, str]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Fill this rank's rectangles. Every rank calls it.

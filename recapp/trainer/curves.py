@@ -23,6 +23,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,7 @@ CREDENTIALS = re.compile(r"(?i)key$|token|secret|passw|credential")
 PLAIN_NAME = re.compile(r"\w[\w. -]*", re.ASCII)
 
 
+@dataclass(eq=False)
 class LogSettings(Callback):
     """Logs the settings of the run to every logger, as hyper-parameters with dotted names, and the
     chosen options by the names of their groups.
@@ -121,8 +123,7 @@ class LogSettings(Callback):
         settings: Returns the plain settings once the data module is set up.
     """
 
-    def __init__(self, settings: Callable[[], Mapping[str, Any]]) -> None:
-        self.settings = settings
+    settings: Callable[[], Mapping[str, Any]]
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -204,8 +205,7 @@ class NoteEarlyStop(Callback):
     `reason` is the same text for the summary; None if early stopping did not end the run.
     """
 
-    def __init__(self) -> None:
-        self.reason: str | None = None
+    reason: str | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Discard the reason of an earlier stop, which the checkpoint has kept."""

@@ -146,6 +146,9 @@ class ClickData(LightningDataModule):
         ConfigError: `resume_data` is neither "check" nor "ignore".
     """
 
+    trainer: Trainer  # None before Lightning sets it
+    prediction_input: PredictionInput  # the rows to score; known after `setup("predict")`
+
     def __init__(
         self,
         settings: DataSettings,
@@ -180,7 +183,6 @@ class ClickData(LightningDataModule):
         self._resumed_rows: ClickRows | None = None
         self._resumed_epoch = -1
         self._scoring = scoring
-        self._prediction_input: PredictionInput | None = None
 
     @override
     def prepare_data(self) -> None:
@@ -235,16 +237,18 @@ class ClickData(LightningDataModule):
             self._take_table_rows(self.table_rows)
 
     def _open_input(self, scoring: ScoringSettings) -> None:
-        self._prediction_input = open_input(scoring, self.schema, self.settings.dense_transform)
+        self.prediction_input = open_input(scoring, self.schema, self.settings.dense_transform)
 
     def _check_fitted(self) -> None:
         if self.schema.fits:
             raise ConfigError(f"{SETTINGS} belong to a trained model: name it, ckpt_path=...")
 
     def _on_rank_0(self, make: Callable[[], T]) -> T:
-        if self.trainer is None:
-            return make()
-        return from_rank_0(make, self.trainer.global_rank, self.trainer.strategy.broadcast)
+        return (
+            make()
+            if self.trainer is None
+            else from_rank_0(make, self.trainer.global_rank, self.trainer.strategy.broadcast)
+        )
 
     @property
     def _rows(self) -> ClickRows:
@@ -257,7 +261,6 @@ class ClickData(LightningDataModule):
 
     @property
     def _rank(self) -> tuple[int, int]:
-        assert self.trainer is not None
         return self.trainer.global_rank, self.trainer.world_size
 
     def example(self) -> list[dict[str, Any]]:
@@ -300,7 +303,7 @@ class ClickData(LightningDataModule):
             opened = open_rows(self.settings, schema, self.seed, trains=self._facts is not None)
             self._opened = opened
             self.schema = opened.schema
-        if self._prediction_input is not None and self._scoring is not None:
+        if hasattr(self, "prediction_input") and self._scoring is not None:
             self._open_input(self._scoring)
 
     @property
@@ -332,17 +335,14 @@ class ClickData(LightningDataModule):
 
     @override
     def train_dataloader(self) -> EpochLoader:
-        stream = self._rows.training_stream(*self._rank)
-        trainer = self.trainer
-        assert trainer is not None
-        return EpochLoader(self._prepared(stream), self.position, lambda: trainer.current_epoch)
+        stream = self._prepared(self._rows.training_stream(*self._rank))
+        return EpochLoader(stream, self.position, lambda: self.trainer.current_epoch)
 
     def steps_of_run(self) -> int | None:
         """Return the number of steps after which the run ends if nothing stops it earlier; None if
         it has no end. Known after `setup`.
         """
         trainer = self.trainer
-        assert trainer is not None
         epochs = trainer.max_epochs
         steps = trainer.max_steps if trainer.max_steps >= 0 else None
         if epochs is None or epochs < 0:
@@ -419,16 +419,9 @@ class ClickData(LightningDataModule):
         """Return a stream as it is read here: threads read ahead, a batch goes to a GPU in one
         copy, and half the bytes of its ids, if they may.
         """
-        assert self.trainer is not None
         stream.for_gpu = stream.narrows = self.trainer.strategy.root_device.type == "cuda"
         stream.num_threads = reading_threads(self.settings)
         return stream
-
-    @property
-    def prediction_input(self) -> PredictionInput:
-        """Return the rows to score; known after `setup("predict")`."""
-        assert self._prediction_input is not None
-        return self._prediction_input
 
     @override
     def predict_dataloader(self) -> RankInput:
@@ -489,7 +482,7 @@ class ClickData(LightningDataModule):
             self._resume_files({"batches": batches, **state_dict})
 
     def _resume_files(self, position: Mapping[str, Any]) -> None:
-        assert self.trainer is not None and self._opened is not None and self._facts is not None
+        assert self._opened is not None and self._facts is not None
         count, remark = resumed_files(
             position.get("files"),
             self._facts,
@@ -541,10 +534,9 @@ class ScoreWriter(Callback):
     ) -> None:
         self.output = located(str(output)).absolute()
         self.overwrite = overwrite
-        self.joined: Measured | None = None
+        self.joined: Measured = {}
         self.seconds = 0.0
         self._since = 0.0
-        self._file: ScoreFile | None = None
         self._open = ExitStack()  # the parts, their lock, and the bar
         self._progress = progress
         self._advance: Callable[[int], None] | None = None
@@ -565,7 +557,7 @@ class ScoreWriter(Callback):
         input = data.prediction_input
         outputs = pl_module.task.outputs if isinstance(pl_module, TaskModule) else ()
         columns = tuple(output.column for output in outputs) or (SCORE,)
-        scores = self._file = ScoreFile(self.output, input, columns)
+        self._file = scores = ScoreFile(self.output, input, columns)
 
         def prepare() -> None:
             inputs = [file.path for file in input.source.files]
@@ -603,7 +595,6 @@ class ScoreWriter(Callback):
             rows = cast(RankInput, trainer.predict_dataloaders).rows_after(batch_idx + 1)
             self._advance(rows - self._done)
             self._done = rows
-        assert self._file is not None
         columns = self._file.columns
         named = outputs if isinstance(outputs, Mapping) else {columns[0]: outputs}
         scores = [named.get(column) for column in columns]
@@ -623,7 +614,6 @@ class ScoreWriter(Callback):
         Raises:
             DataError: The output cannot be written.
         """
-        assert self._file is not None
         self._file.close_part()
         trainer.strategy.barrier()  # all parts are written
         join = partial(self._file.join, trainer.world_size)

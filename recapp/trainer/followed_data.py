@@ -13,7 +13,7 @@ in each checkpoint. What is there when a run begins tells columns, fitted values
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -71,7 +71,6 @@ class FollowedData(ClickData):
             paths = self._on_rank_0(partial(first_files, self.files.settings))
             self.settings = replace(self.settings, path=tuple(paths))
         super().setup(stage)
-        assert self.trainer is not None
         if self.trainer.is_global_zero:
             self.rows_read()  # of all files that are here
         self.trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[attr-defined]
@@ -90,8 +89,8 @@ class FollowedData(ClickData):
             StopIteration: No file has come for `dataset.follow_idle` seconds, so training ends.
             Stopped: A signal has ended training.
         """
+        assert self._opened is not None
         trainer = self.trainer
-        assert trainer is not None and self._opened is not None
         epoch = trainer.current_epoch
         if self._file is None and self.position.epoch <= epoch:
             begun = trainer.fit_loop._data_fetcher is not None
@@ -110,9 +109,7 @@ class FollowedData(ClickData):
 
     def _awaited(self) -> tuple[str, str]:
         """Return name and path of the next file."""
-        trainer = self.trainer
-        assert trainer is not None
-        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         ends = next(each for each in callbacks if isinstance(each, EndTogether))
         since = time.monotonic()
         while True:
@@ -121,7 +118,7 @@ class FollowedData(ClickData):
                 return file
             if over:
                 raise StopIteration
-            ends.check(trainer)
+            ends.check(self.trainer)
 
     def _look(self, since: float) -> tuple[tuple[str, str] | None, bool]:
         """Look for the next file, or nap.
@@ -175,12 +172,12 @@ class FollowedData(ClickData):
 
     @override
     def _resume_files(self, position: Mapping[str, Any]) -> None:
-        assert self.trainer is not None
         checkpoint = short_path(self.trainer.ckpt_path or "the checkpoint")
         resume = partial(self.files.resume, position, self.schema, checkpoint, self._resume_data)
         self.files.trained, self._file = self._on_rank_0(resume)
 
 
+@dataclass(eq=False)
 class MeasureFiles(BatchCallback):
     """Measures each file on the scores by which it has trained: those of a batch are made before
     its rows change a weight. So they are scores of rows that the model has not seen, in training's
@@ -192,8 +189,7 @@ class MeasureFiles(BatchCallback):
         clock: The clock of steps, which leaves out the wait for files.
     """
 
-    def __init__(self, clock: StepClock) -> None:
-        self.clock = clock
+    clock: StepClock
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -35,7 +35,6 @@ from typing_extensions import override
 from recapp.console import note
 from recapp.errors import CheckpointError, TrainingError
 from recapp.processes import stopping
-from recapp.processes.stopping import Stopped
 from recapp.settings.uris import path_to
 from recapp.stored.checkpoint import (
     KEPT,
@@ -590,7 +589,7 @@ class EndTogether(BatchCallback):
         strategy = strategy_of(trainer)
         strategy.on_train_end()
         self.save(trainer)
-        stopped = Stopped(signals[0][1])
+        stopped = stopping.Stopped(signals[0][1])
         ranks = [str(rank) for rank, _ in signals]
         whose = "" if len(ranks) == strategy.comm.world else f" to rank {', '.join(ranks)}"
         self.reason = f"step {trainer.global_step}: {stopped}{whose}"

@@ -26,9 +26,10 @@ hand are ranks for Lightning only if LOCAL_RANK is set.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
@@ -216,6 +217,7 @@ def _with_tables(summarize: Callable[..., None], trainer: Trainer, pl_module: An
             part._parameters.clear()
 
 
+@dataclass(frozen=True)
 class RankEnvironment(ClusterEnvironment):
     """A cluster whose ranks were all started from outside.
 
@@ -223,13 +225,8 @@ class RankEnvironment(ClusterEnvironment):
         info: The number, host and address of this rank.
     """
 
-    def __init__(self, info: RankInfo) -> None:
-        self.info = info
-
-    @property
-    @override
-    def creates_processes_externally(self) -> bool:
-        return True
+    info: RankInfo
+    creates_processes_externally: ClassVar[bool] = True
 
     @property
     @override

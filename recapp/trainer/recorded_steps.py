@@ -141,7 +141,14 @@ def recorded_steps(
 def _why_not(trainer: Trainer, module: TaskModule) -> str:
     batches = trainer.accumulate_grad_batches
     callbacks: Iterable[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    within = sorted({type(each).__name__ for each in callbacks if _acts_within(each)})
+    within = sorted(
+        {
+            type(each).__name__
+            for each in callbacks
+            if isinstance(each, BaseFinetuning)
+            or not all(is_idle(each, hook) for hook in WITHIN_STEP)
+        }
+    )
     whole = [name for name, metric in module.train_metrics.items() if keeps_all(metric)]
     reasons = {
         f"trainer.accumulate_grad_batches={batches}: the host weighs the batches": batches > 1,
@@ -150,9 +157,3 @@ def _why_not(trainer: Trainer, module: TaskModule) -> str:
         f"metrics that keep all batches ({', '.join(whole)})": bool(whole),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
-
-
-def _acts_within(callback: Callback) -> bool:
-    return isinstance(callback, BaseFinetuning) or not all(
-        is_idle(callback, hook) for hook in WITHIN_STEP
-    )

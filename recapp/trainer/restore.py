@@ -16,6 +16,7 @@ The checksum of a checkpoint tells damage, so a state is not judged before it is
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from traceback import walk_tb
 from typing import Any
@@ -309,6 +310,7 @@ def _take(
         stored["initial_lr"] = new["initial_lr"]
 
 
+@dataclass(eq=False)
 class ChangedCallbacks(Callback):
     """Lets callbacks whose settings have changed begin anew: Lightning would restore the settings
     that are in their states over the new ones.
@@ -317,8 +319,7 @@ class ChangedCallbacks(Callback):
         changed: The dotted name of each such callback's settings, and a callback that they make.
     """
 
-    def __init__(self, changed: Sequence[tuple[str, Callback]]) -> None:
-        self.changed = changed
+    changed: Sequence[tuple[str, Callback]]
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

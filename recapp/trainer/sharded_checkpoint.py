@@ -179,6 +179,7 @@ def read_for_lightning(path_or_url: Any, map_location: Any) -> dict[str, Any] | 
     return checkpoint
 
 
+@dataclass(frozen=True)
 class StoredTables:
     """Fills tables from a checkpoint of any plan.
 
@@ -188,10 +189,9 @@ class StoredTables:
         speaks: Whether this rank prints notes about state that is not loaded.
     """
 
-    def __init__(self, tables: Sequence[ShardedTables], fitting: bool, speaks: bool) -> None:
-        self.tables = list(tables)
-        self.fitting = fitting
-        self.speaks = speaks
+    tables: Sequence[ShardedTables]
+    fitting: bool
+    speaks: bool
 
     def to_fill(self, manifest: CheckpointManifest) -> Iterator[Block]:
         """Yield the rectangles that this rank reads from a checkpoint."""

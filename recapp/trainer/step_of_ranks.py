@@ -70,6 +70,7 @@ class StepOfRanks(DDPStrategy):
     """
 
     clip_tables = False
+    restore_checkpoint_after_setup = True  # which makes the shards that rows are read into
     named_rule: Rules | None = None
     recorded: RecordedSteps | None = None
     capture: Capture | None = None

@@ -42,13 +42,13 @@ from typing_extensions import override
 
 from recapp import console
 from recapp.data_parallel import compile_dense, group_of_trainers, wrap_dense
-from recapp.engine import sharded_collection
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.engine.sharded_collection import (
     embedding_collections,
     shard_model,
     sharded_collections,
     sharded_tables,
+    without_tables,
 )
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import ConfigError, LaunchError, PlanError, RankError
@@ -270,9 +270,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
     def without_tables(self) -> AbstractContextManager[None]:
         """Return a context manager that leaves tables out of the module's state dict."""
         module = self.lightning_module
-        return sharded_collection.without_tables(
-            [] if module is None else sharded_collections(module)
-        )
+        return without_tables([] if module is None else sharded_collections(module))
 
     def hidden_share(self) -> dict[str, float]:
         """Return the hidden share of this rank's messages by phase: of the time in which messages
@@ -507,11 +505,6 @@ class EmbeddingShardingStrategy(StepOfRanks):
         if self.recorded is not None:
             self.recorded.end()
         self.recorded = None
-
-    @property
-    def restore_checkpoint_after_setup(self) -> bool:
-        """Return True, because rows can be read into shards only after `setup` makes the shards."""
-        return True
 
     @saving()
     def save_checkpoint(

@@ -3,7 +3,7 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from recapp.errors import ConfigError
@@ -121,14 +121,6 @@ class TrainerSettings:
                 f"trainer.accumulate_grad_batches={batches} of them: set a multiple of {batches}, "
                 "or null for a validation at every epoch's end"
             )
-
-    def without(self, limit: Literal["max_epochs", "max_steps"]) -> "TrainerSettings":
-        """Return the settings without one of the two limits of the length of training."""
-        return (
-            replace(self, max_epochs=None)
-            if limit == "max_epochs"
-            else replace(self, max_steps=None)
-        )
 
     @property
     def length(self) -> tuple[int, int]:

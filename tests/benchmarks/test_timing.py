@@ -10,11 +10,11 @@ from recapp.benchmarks.timing import (
     Measured,
     Steps,
     interleave,
-    quartiles,
     ratio,
     slowest,
     spread,
 )
+from recapp.reporting.phases import quartiles
 from recapp.transport.communicator import Comm
 
 

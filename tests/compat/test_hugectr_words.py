@@ -162,8 +162,7 @@ def test_composed_settings_are_in_recapps_words():
     }
 
 
-def test_stored_settings_in_hugectrs_words_are_read_in_recapps():
-    """As checkpoints of earlier versions keep them."""
+def test_settings_over_a_stored_model_are_in_recapps_words():
     config = compose.to_plain(compose.without_hydra(compose.compose("train")))
     stored = config | {"choices": {"tables": "sample"}, "tables": SETTINGS}
     tables = compose.recipe_over(stored, "eval", ["ckpt_path=elsewhere"]).tables

@@ -145,6 +145,14 @@ def test_a_range_is_read_without_the_bytes_before_it(tmp_path, small_groups, mon
     assert sum(counts) == group.last - group.first < len(path.read_bytes()) / 7
 
 
+def test_a_block_of_text_leaves_no_small_batch_behind(tmp_path, small_groups):
+    path = tmp_path / "x.csv"
+    path.write_text("row,text\n" + "".join(f"{row},{'x' * 8}\n" for row in range(10, 26)))
+    for group in (0, 1):  # five rows are in a block
+        batches = chunks(opened(path), group, 8)
+        assert [batch.num_rows for _, batch in batches] == [4, 4]
+
+
 @pytest.mark.parametrize("format", [DelimitedText(), JsonLines(bad_rows=1)])
 def test_rows_are_counted_once_for_all_runs(tmp_path, small_groups, monkeypatch, format):
     monkeypatch.setattr(text_rows, "CACHED_BYTES", 0)

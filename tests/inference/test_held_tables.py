@@ -120,4 +120,4 @@ def test_a_quantised_collection_takes_its_bytes():
         t.num_embeddings * bytes_of_packed_row(t.embedding_dim, 4) for t in tables_of("sum")
     )
     held = held_bytes([collection.shared], torch.device("cpu"))
-    assert held["weights"] == packed and held["state"] == 0
+    assert held.weights == packed and held.state == 0

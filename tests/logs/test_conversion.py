@@ -3,9 +3,12 @@ that was ended; the same training batches from text and from its conversion.
 """
 
 import csv
+import gzip
 import hashlib
 import json
+import threading
 from collections import Counter
+from functools import partial
 from random import Random
 from uuid import UUID
 
@@ -17,8 +20,9 @@ from trainer.runs import compose, fit, make_logs
 
 import recapp
 from recapp.data import main
+from recapp.dataset import text_rows
 from recapp.dataset.schema import Schema
-from recapp.dataset.source import open_source
+from recapp.dataset.source import Segment, Source, open_source
 from recapp.dataset.stream import BatchStream
 from recapp.errors import RecappError
 from recapp.logs import conversion, fitting, histories, log_parts, orders
@@ -131,6 +135,37 @@ def test_types_hold_for_the_last_value_too(tmp_path, monkeypatch, capsys, last, 
     assert written == [
         {"double": float, "string": str}[kind](v) for v in ["7"] * 20 + ["8"] * 9 + [last]
     ]
+
+
+@pytest.mark.parametrize(("groups", "largest"), [(1, 1), (19, 3), (100, 4)])
+def test_the_last_parts_are_small_so_that_all_threads_end_together(groups, largest):
+    segments = tuple(Segment(0, group, 0, 1 << 16) for group in range(groups))
+    parts = log_parts.parts_of(Source((), segments, frozenset()))
+    assert sum((part.source.segments for part in parts), ()) == segments
+    assert [part.first for part in parts] == [
+        part.source.segments[0].row_group << 16 for part in parts
+    ]
+    sizes = [len(part.source.segments) for part in parts]
+    assert max(sizes) == sizes[0] == largest and sizes[-1] == 1
+
+
+def test_another_thread_writes_what_one_compressed_file_holds(logs, tmp_path, monkeypatch):
+    (tmp_path / "one.csv.gz").write_bytes(gzip.compress((logs / "0.csv").read_bytes()))
+    monkeypatch.setattr(text_rows, "BATCH_ROWS", 64)
+    monkeypatch.setattr(conversion, "GROUP_ROWS", 128)
+    write = pq.ParquetWriter.write_table
+    threads = []
+
+    def seen(*arguments, **named):
+        threads.append(threading.current_thread().name.partition("-")[0])
+        write(*arguments, **named)
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", seen)
+    alone, beside = (
+        convert(tmp_path / "one.csv.gz", tmp_path / f"out{n}", num_threads=n) for n in (1, 2)
+    )
+    assert alone["files"] == beside["files"]
+    assert threads == ["recapp"] * 4 + ["ThreadPoolExecutor"] * 4
 
 
 def test_large_whole_numbers_beside_fractions_stay_text(tmp_path):
@@ -321,7 +356,7 @@ def test_rows_are_sorted_by_event_time(logs, tmp_path, monkeypatch, order, negat
     settings |= {"negatives": negatives, "history": 2}
     convert(logs, tmp_path / "plain", **settings)
     write = conversion._write
-    monkeypatch.setattr(conversion, "_write", lambda number, *o: stops_at_1(number, write, *o))
+    monkeypatch.setattr(conversion, "_write", partial(stops_at_1, write))
     with pytest.raises(KeyboardInterrupt):
         convert(logs, tmp_path / "out", order=order, num_threads=1, **settings)
     monkeypatch.setattr(conversion, "_write", write)
@@ -342,17 +377,17 @@ def test_rows_are_sorted_by_event_time(logs, tmp_path, monkeypatch, order, negat
         assert here == sorted(rows, key=lambda row: (place[row[user]], row[ts]))
 
 
-def stops_at_1(number, write, *others):
+def stops_at_1(write, number, *others, **named):
     if number == 1:
         raise KeyboardInterrupt
-    return write(number, *others)
+    return write(number, *others, **named)
 
 
 def test_a_conversion_that_was_ended_goes_on(logs, tmp_path, monkeypatch, capsys):
     settings = {"val_share": 0.4, "vocabularies": {"user": 2}, "num_threads": 1}
     whole = convert(logs, tmp_path / "whole", **settings)
     write = conversion._write
-    monkeypatch.setattr(conversion, "_write", lambda number, *o: stops_at_1(number, write, *o))
+    monkeypatch.setattr(conversion, "_write", partial(stops_at_1, write))
     with pytest.raises(KeyboardInterrupt):
         convert(logs, tmp_path / "out", **settings)
     assert not (tmp_path / "out").exists()
@@ -368,7 +403,7 @@ def test_a_conversion_that_was_ended_goes_on(logs, tmp_path, monkeypatch, capsys
 
 def test_another_recipe_does_not_go_on_from_old_parts(logs, tmp_path, monkeypatch):
     write = conversion._write
-    monkeypatch.setattr(conversion, "_write", lambda number, *o: stops_at_1(number, write, *o))
+    monkeypatch.setattr(conversion, "_write", partial(stops_at_1, write))
     with pytest.raises(KeyboardInterrupt):
         convert(logs, tmp_path / "out", num_threads=1)
     monkeypatch.setattr(conversion, "_write", write)

@@ -88,8 +88,8 @@ def test_medians_are_those_of_steps_without_the_first(ticking):
 
 
 def test_quartiles_hold_the_middle_half_of_the_steps():
-    assert phases.quartiles([1.0, 2.0, 3.0, 4.0, 100.0]) == [2.0, 4.0]
-    assert phases.quartiles([7.0]) == [7.0, 7.0] and PhaseClock().phases_ms(0) == {}
+    assert phases.quartiles([1.0, 2.0, 3.0, 4.0, 100.0]) == (3.0, 2.0, 4.0)
+    assert phases.quartiles([7.0]) == (7.0, 7.0, 7.0) and PhaseClock().phases_ms(0) == {}
 
 
 def test_what_comes_between_two_steps_is_no_part_of_them(ticking):

@@ -21,9 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from recapp.benchmarks.timing import quartiles
 from recapp.console import note, progress
 from recapp.errors import LaunchError
+from recapp.reporting.phases import quartiles
 
 from .lab import Lab, Settings
 from .line_process import LineProcess

@@ -26,9 +26,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recapp.benchmarks.timing import Measured, quartiles, ratio
+from recapp.benchmarks.timing import Measured, ratio
 from recapp.console import note, progress
 from recapp.errors import ConfigError, LaunchError
+from recapp.reporting.phases import quartiles
 
 from .lab import Lab, Settings
 

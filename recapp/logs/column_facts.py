@@ -249,10 +249,12 @@ def _keys(values: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _numbers(values: pa.Array) -> FloatArray | None:
-    """Return values as numbers; None if one is none, or not finite."""
+    """Return values as numbers, true and false as 1 and 0; None if one is none, or not finite."""
     if is_text(values.type):
+        values = as_text(values)
+        truth = pc.all(pc.match_substring_regex(values, r"\A(true|True|TRUE|false|False|FALSE)\z"))
         try:
-            values = as_text(values).cast(pa.float64())
+            values = values.cast(pa.bool_() if truth.as_py() else pa.float64())
         except pa.ArrowInvalid:
             return None
     elif not is_number(values.type):

@@ -77,6 +77,14 @@ def test_a_header_is_distinguished_from_a_row(tmp_path, header, named):
     assert rows == [0 if named else 1] and (columns.names[:2] == ["f0", "f1"]) != named
 
 
+def test_a_header_that_names_a_column_twice_is_no_row(tmp_path):
+    (tmp_path / "x.csv").write_text("label,row,row,one\n0,1,2,a\n")
+    with pytest.raises(DataError, match="several columns are called row"):
+        open_source(str(tmp_path), SCHEMA)
+    (tmp_path / "x.csv").write_text("a,b,b\nb,a,c\n")
+    assert open_source(str(tmp_path / "x.csv"), Schema("f0", ("f1",), ("f2",))).rows == 2
+
+
 def test_what_is_no_text_and_rows_that_do_not_fit_are_refused(tmp_path):
     for name, content, problem in (
         (

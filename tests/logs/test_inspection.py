@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 
 from recapp.data import main, with_path
 from recapp.dataset.data_settings import DataSettings
+from recapp.dataset.decode import decode_labels
 from recapp.dataset.schema import schema_of
 from recapp.dataset.source import open_raw, open_source
 from recapp.dataset.stream import BatchStream
@@ -180,6 +181,19 @@ def test_only_texts_that_training_reads_are_times(tmp_path, time, use):
     if use == "time":
         times = times_of_text(pa.array([time]), found.settings["text"]["times"]["when"])
         assert times[0].is_valid
+
+
+def test_true_and_false_are_a_label_as_pandas_writes_them(tmp_path):
+    rows = [f"{n % 3 == 0},{n % 7},{n % 5 > 0}\n" for n in range(90)]
+    (tmp_path / "x.csv").write_text("".join(["clicked,user,seen\n", *rows]))
+    source = open_raw(str(tmp_path / "x.csv"))
+    found = suggest_settings(facts_of_columns(source), source.types)
+    assert {name: use for name, (use, _) in found.uses.items()} == {
+        "clicked": "label",
+        "user": "id",
+        "seen": "id",
+    }
+    assert decode_labels(pa.array([row.split(",")[0] for row in rows])).sum() == 30
 
 
 def test_what_keeps_the_command_from_training_is_said(tmp_path):

@@ -79,7 +79,7 @@ def test_a_header_is_distinguished_from_a_row(tmp_path, header, named):
 
 def test_a_header_that_names_a_column_twice_is_no_row(tmp_path):
     (tmp_path / "x.csv").write_text("label,row,row,one\n0,1,2,a\n")
-    with pytest.raises(DataError, match="several columns are called row"):
+    with pytest.raises(DataError, match=r"column row \(row\) is there 2 times"):
         open_source(str(tmp_path), SCHEMA)
     (tmp_path / "x.csv").write_text("a,b,b\nb,a,c\n")
     assert open_source(str(tmp_path / "x.csv"), Schema("f0", ("f1",), ("f2",))).rows == 2

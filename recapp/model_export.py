@@ -44,7 +44,6 @@ from recapp.inference.held_tables import (
     TrainedTables,
     mapped_tables,
     one_rank,
-    row_bytes,
     storage_of,
 )
 from recapp.inference.probe import (
@@ -54,6 +53,7 @@ from recapp.inference.probe import (
     measurements,
     storage_by_hand,
 )
+from recapp.planner.rank_memory import row_bytes
 from recapp.run.model import build_model, load_dense, meta_model, raw_rows_of
 from recapp.run.recipe import Train
 from recapp.run.run_rows import (

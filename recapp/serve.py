@@ -269,11 +269,8 @@ def _say(settings: Serve, address: str, served: "Served") -> None:
         "max_batch": settings.max_batch,
         "max_wait_ms": settings.max_wait_ms,
     } | {name: getattr(settings, name) for name in Limits.__dataclass_fields__}
-    if settings.format == "json":
-        console.emit([row], "json")
-    else:
-        rows = [{"what": name, "value": _shown(value)} for name, value in row.items()]
-        console.emit(rows, "text", COLUMNS)
+    lines = [{"what": name, "value": _shown(value)} for name, value in row.items()]
+    console.emit([row] if settings.format == "json" else lines, settings.format, COLUMNS)
 
 
 def _shown(value: Any) -> str:

@@ -49,20 +49,6 @@ from recapp.sparse.keyed_jagged_tensor import (
 )
 from recapp.sparse.missing_ids import MISSING
 
-# The most rows of a chunk for which columns of one type are decoded together: a call costs as much
-# as some hundred values (measured).
-ROWS_JOINED = 1024
-# Arrow types without parameters, whose columns can be joined.
-JOINED_TYPES = frozenset(
-    t.id
-    for t in (
-        *(pa.int8(), pa.int16(), pa.int32(), pa.int64()),
-        *(pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
-        *(pa.float16(), pa.float32(), pa.float64(), pa.bool_()),
-        *(pa.string(), pa.large_string(), pa.binary(), pa.large_binary()),
-    )
-)
-
 
 # The functions of dense columns.
 #
@@ -127,17 +113,8 @@ class _Chunk:
         matrix = np.empty((len(names), self.batch.num_rows), dtype=dtype)
         texts = [text_of(name) for name in names]
         own_names = [self.columns[name] for name in names]
-        joins = self.batch.num_rows <= ROWS_JOINED
-        alike: dict[tuple[int, bool, Any], list[int]] = {}
         for number in self.places.write(own_names, texts, absent, matrix):
-            kind = self.places.kind(own_names[number])
-            joined = joins and kind in JOINED_TYPES
-            alike.setdefault((kind if joined else number, joined, texts[number]), []).append(number)
-        for (_, _, text), numbers in alike.items():
-            parts = [self.batch.column(own_names[number]) for number in numbers]
-            some_names = [names[number] for number in numbers]
-            values = self.decoded(some_names, parts, partial(decode, text=text))
-            matrix[numbers] = values.reshape(len(numbers), -1)
+            matrix[number] = self.decoded(names[number], partial(decode, text=texts[number]))
         return matrix
 
     def short_ids(self, names: Sequence[str], text_of: Callable[[str], TextIds]) -> Any:
@@ -150,30 +127,19 @@ class _Chunk:
         rest = self.places.write(own_names, [*map(text_of, names)], absent, matrix)
         return None if rest else matrix
 
-    def decoded(
-        self, names: Sequence[str], parts: Sequence[pa.Array], decode: Callable[[pa.Array], Any]
-    ) -> Any:
-        """Decode columns of one type as one column, one after the other.
+    def decoded(self, name: str, decode: Callable[[pa.Array], Any]) -> Any:
+        """Decode a column.
 
         Raises:
             DataError: A value cannot be read; the error names file, column and row.
         """
+        own = self.columns[name]
         try:
-            return decode(parts[0] if len(parts) == 1 else pa.concat_arrays(parts))
+            return decode(self.batch.column(own))
         except BadValue as error:
-            number, row = divmod(error.index, self.batch.num_rows)
             raise DataError(
-                f"{self.path}: column {self.columns[names[number]]}, row "
-                f"{int(self.rows_N[row])} {error.problem}"
+                f"{self.path}: column {own}, row {int(self.rows_N[error.index])} {error.problem}"
             ) from None
-
-    def decoded_column(self, name: str, decode: Callable[[pa.Array], Any]) -> Any:
-        """Decode one column.
-
-        Raises:
-            DataError: As for `decoded`.
-        """
-        return self.decoded([name], [self.batch.column(self.columns[name])], decode)
 
 
 class BatchColumns(NamedTuple):
@@ -280,14 +246,14 @@ class Collate:
                 decode = partial(decode_finite, use="label", least=0, most=1)
             elif name in schema.real_labels:
                 decode = partial(decode_finite, use="label")
-            targets_TN[number] = chunk.decoded_column(name, decode)
+            targets_TN[number] = chunk.decoded(name, decode)
         vectors = [
-            np.ascontiguousarray(chunk.decoded_column(name, partial(decode_vectors, width=width)).T)
+            np.ascontiguousarray(chunk.decoded(name, partial(decode_vectors, width=width)).T)
             for name, width in schema.vectors.items()
         ]
         if derives:
             times = {
-                name: chunk.decoded_column(name, partial(decode_times, unit=unit))
+                name: chunk.decoded(name, partial(decode_times, unit=unit))
                 for name, unit in schema.times.items()
             }
             return self._derived(dense_IN, targets_TN, ids_SN, bags, times, vectors)
@@ -303,7 +269,7 @@ class Collate:
         if column := schema.id_weights.get(name):
             own = chunk.columns[column]
             decode = partial(decode_id_weights, name=own, separator=separator)
-            weights = chunk.decoded_column(column, decode)
+            weights = chunk.decoded(column, decode)
         ids = partial(
             decode_bags,
             text=schema.text_ids(name),
@@ -312,7 +278,7 @@ class Collate:
             separator=separator,
             weights=weights,
         )
-        id_L, length_N, weight_L = chunk.decoded_column(name, ids)
+        id_L, length_N, weight_L = chunk.decoded(name, ids)
         if weight_L is None and schema.id_weights:
             weight_L = np.ones(len(id_L), np.float32)
         return FeatureBags.of(id_L, length_N, weight_L)

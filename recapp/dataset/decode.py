@@ -14,9 +14,9 @@ hexadecimal (Criteo's) are read differently:
 
 Functions decode whole columns, in Arrow's own buffers: of text, the characters of all values, one
 value after the other, and the bounds between values. Text is strings, and bytes that their writer
-did not mark as strings. For a dictionary-encoded column they decode the dictionary if it is shorter
-than the column. An unreadable value raises `BadValue` with its index in the column; `collate` adds
-the file and the row.
+did not mark as strings. `ColumnPlaces` writes the usual columns of a chunk by few compiled calls
+(`recapp/dataset/compiled_values.py`), and leaves the others to the functions. An unreadable value
+raises `BadValue` with its index in the column; `collate` adds the file and the row.
 
 Shapes: N rows of a column, L ids of a column of lists, D columns of a vector.
 """
@@ -24,6 +24,7 @@ Shapes: N rows of a column, L ids of a column of lists, D columns of a vector.
 import ctypes
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -44,13 +45,14 @@ Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
-RESERVED = "the one number that is no id: it stands for a missing one"
+RESERVED = ", the one number that is no id: it stands for a missing one"
+_SPELL_MISSING = (repr(str(MISSING)), repr(f"{-MISSING:x}"))
 _NO_INTEGER = (
-    "which is no integer; set dataset.id_rule=hash (or the id_rule of its table), under which any "
-    "text is an id, or name the column in dataset.hex if it is hexadecimal"
+    ", which is no integer; set dataset.id_rule=hash (or the id_rule of its table), under which "
+    "any text is an id, or name the column in dataset.hex if it is hexadecimal"
 )
 _HEX_ONLY = (
-    "an id of a column that dataset.hex or dataset.naming calls hexadecimal has at most 16 "
+    "; an id of a column that dataset.hex or dataset.naming calls hexadecimal has at most 16 "
     "hexadecimal digits"
 )
 # Arrays of the numpy types of Arrow's, by its numbers of types, for columns that are decoded in one
@@ -66,8 +68,21 @@ _NUMBERS = _INTEGERS | {
     kind.id: np.zeros(0, kind.to_pandas_dtype())
     for kind in (pa.uint64(), pa.float32(), pa.float64())
 }
+# Text, plain and in dictionaries, by the type of its bounds.
+_OF_DICTIONARY = 1000  # beyond Arrow's numbers of types
+_TEXTS = {
+    of + kind.id: np.zeros(0, size)
+    for of in (0, _OF_DICTIONARY)
+    for kind, size in (
+        *((pa.string(), np.int32), (pa.binary(), np.int32)),
+        *((pa.large_string(), np.int64), (pa.large_binary(), np.int64)),
+    )
+}
+# The rules of `recapp/dataset/compiled_values.py`; numbers have none.
+_RULES = {TextIds.HASHED: 0, TextIds.INTEGERS: 1, TextIds.HEX: 2, None: None}
 _INT32 = pa.int32().id
 _UINT32 = pa.uint32().id
+_DICTIONARY = pa.dictionary(pa.int32(), pa.string()).id
 _address_of = ctypes.pythonapi.PyCapsule_GetPointer
 _address_of.restype = ctypes.c_void_p
 _address_of.argtypes = ctypes.py_object, ctypes.c_char_p
@@ -116,37 +131,39 @@ def refuse(bad_N: npt.NDArray[np.bool_], problem: Callable[[int], str]) -> None:
 
 
 def ids_of_text(column: pa.Array, text: TextIds) -> Int64Array:
-    """Return the ids of text that is not hexadecimal, [N].
+    """Return the ids of text, [N]; MISSING for a null or empty one.
 
     Bytes that are not UTF-8 are hashed unchanged.
 
     Args:
-        column: Text; a null is an empty text.
-        text: Whether to hash or to refuse text that spells no integer.
+        column: The text.
+        text: The rule for its ids.
 
     Raises:
-        BadValue: A text must spell an integer but does not, or spells MISSING.
+        BadValue: A text is not as the rule wants it, or spells MISSING.
     """
-    if column.null_count:
-        column = column.fill_null(pa.scalar(b"", pa.binary()).cast(column.type))
-    ids = np.empty(len(column), dtype=np.int64)
-    bad = _kernel()(*bytes_and_bounds(column), text is TextIds.INTEGERS, ids)
-    if bad >= 0:
-        value = shown(column[int(bad)])
-        raise BadValue(
-            int(bad), f"holds {value}, {RESERVED if value == repr(str(MISSING)) else _NO_INTEGER}"
-        )
+    ids_1N = np.empty((1, len(column)), dtype=np.int64)
+    number_1 = np.zeros(1, dtype=np.int64)
+    places = ColumnPlaces.of(pa.record_batch([column], [""]))
+    bad_1 = compiled_texts().decode_texts(
+        places.address, number_1, number_1, _TEXTS[places.kinds[0]], _RULES[text], MISSING, ids_1N
+    )
+    if (bad := int(bad_1[0])) >= 0:
+        value = shown(column[bad])
+        problem = _HEX_ONLY if text is TextIds.HEX else _NO_INTEGER
+        raise BadValue(bad, f"holds {value}{RESERVED if value in _SPELL_MISSING else problem}")
+    ids: Int64Array = ids_1N[0]
     return ids
 
 
 @lru_cache(None)
-def _kernel() -> Callable[..., int]:
-    """Import the compiled loop that makes ids of text; columns of integers need no numba."""
+def compiled_texts() -> Any:
+    """Import the compiled loops over text; columns of integers need no numba."""
     if not find_spec("numba"):
         raise DataError("columns of text ids need numba, which is not there: pip install numba")
-    from recapp.kernels.numba_text import ids_of_texts
+    from recapp.dataset import compiled_values
 
-    return ids_of_texts
+    return compiled_values
 
 
 @lru_cache(None)
@@ -180,89 +197,6 @@ def as_text(column: pa.Array) -> pa.Array:
     return column
 
 
-def _hex_pairs() -> npt.NDArray[np.int16]:
-    """Return the value of two hexadecimal digits by the 16-bit word of their bytes, [65536].
-
-    The value is -1 for any other two bytes.
-    """
-    digits = np.full(256, -1, dtype=np.int16)
-    digits[[*b"0123456789abcdefABCDEF"]] = [*range(16), *range(10, 16)]
-    words = np.arange(65536, dtype=np.uint16).view(np.uint8).reshape(-1, 2)
-    high = digits[words[:, 0]]
-    low = digits[words[:, 1]]
-    return np.where((high < 0) | (low < 0), np.int16(-1), high * np.int16(16) + low)
-
-
-_HEX_PAIRS = _hex_pairs()
-
-
-def ids_of_hex(column: pa.Array) -> Int64Array:
-    """Return the ids of hexadecimal strings of at most 16 digits, [N].
-
-    Strings of eight digits, as in Criteo's logs, need no copy of the text.
-
-    Raises:
-        BadValue: A string is not hexadecimal, is longer, or spells MISSING.
-    """
-    if column.null_count:
-        column = column.fill_null("")
-    lengths = pc.binary_length(column).to_numpy(zero_copy_only=False)
-    present = lengths > 0
-    if ((lengths == 8) | ~present).all():
-        values = _text_bytes(column)
-        width = 8
-    else:
-        if int(lengths.max()) > 16:
-            raise _not_hex(column, int(np.argmax(lengths > 16)))
-        text = pc.ascii_lpad(column.filter(pa.array(present)), width=16, padding="0")
-        values = _text_bytes(text)
-        width = 16
-    pairs = _HEX_PAIRS[values.view(np.uint16).reshape(-1, width // 2)]
-    if pairs.size and int(pairs.min()) < 0:
-        raise _not_hex(
-            column, int(np.flatnonzero(present)[int(np.argmax((pairs < 0).any(axis=1)))])
-        )
-    ids = np.full(len(column), MISSING, dtype=np.int64)
-    number = np.zeros(len(pairs), dtype=np.int64)
-    for pair in range(width // 2):
-        number = (number << 8) | pairs[:, pair]
-    if width > 8 and len(number) and int(number.min()) == MISSING:
-        index = int(np.flatnonzero(present)[int(np.argmin(number))])
-        raise BadValue(index, f"holds {shown(column[index])}, {RESERVED}")
-    ids[present] = number
-    return ids
-
-
-def _text_bytes(column: pa.Array) -> npt.NDArray[np.uint8]:
-    data, bounds = bytes_and_bounds(column)
-    return data[int(bounds[0]) : int(bounds[-1])]
-
-
-def bytes_and_bounds(column: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any]]:
-    """Return the buffer of a text column's characters and the values' bounds in it, [N + 1].
-
-    Both are read-only.
-    """
-    _, offsets, data = column.buffers()
-    kind = (
-        np.int64 if pt.is_large_string(column.type) or pt.is_large_binary(column.type) else np.int32
-    )
-    if len(column):
-        start = column.offset * np.dtype(kind).itemsize
-        bounds = np.frombuffer(offsets, dtype=kind, count=len(column) + 1, offset=start)
-    else:  # other programs may write no bounds at all
-        bounds = np.zeros(1, kind)
-    values = np.frombuffer(data or b"", dtype=np.uint8)
-    # The kernel is compiled only for read-only arrays.
-    bounds.flags.writeable = False
-    values.flags.writeable = False
-    return values, bounds
-
-
-def _not_hex(column: pa.Array, index: int) -> BadValue:
-    return BadValue(index, f"holds {shown(column[index])}; {_HEX_ONLY}")
-
-
 def spelled_numbers(column: pa.Array) -> pa.Array:
     """Convert strings to float64, and empty strings to null.
 
@@ -270,7 +204,7 @@ def spelled_numbers(column: pa.Array) -> pa.Array:
         BadValue: A string is not a number.
     """
     texts = pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
-    if _spells_numbers(texts):
+    with suppress(pa.ArrowInvalid):
         return texts.cast(pa.float64())
     index = next(i for i in range(len(texts)) if not _spells_numbers(texts.slice(i, 1)))
     raise BadValue(index, f"holds {shown(texts[index])}, which is not a number")
@@ -297,15 +231,12 @@ def decode_ids(column: pa.Array, text: TextIds = TextIds.HASHED) -> Int64Array:
     Raises:
         BadValue: A value is not an id.
     """
-    if pt.is_dictionary(column.type):
-        parts = _through_dictionary(column, lambda part: (decode_ids(part, text),), MISSING)
-        return parts[0].astype(np.int64, copy=False)
-    column = spelled_ids(column)
+    column = spelled_ids(without_dictionary(column))
     kind = column.type
     if pt.is_null(kind):
         return np.full(len(column), MISSING, dtype=np.int64)
     if is_text(kind):
-        return ids_of_hex(as_text(column)) if text is TextIds.HEX else ids_of_text(column, text)
+        return ids_of_text(column, text)
     if pt.is_floating(kind):
         return _from_whole_floats(column)
     missing = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
@@ -321,7 +252,7 @@ def decode_ids(column: pa.Array, text: TextIds = TextIds.HASHED) -> Int64Array:
         return ids_of_text(column.cast(pa.string()), text)
     ids: Int64Array = values.astype(np.int64)
     if (pt.is_int64(kind) or pt.is_uint64(kind)) and len(ids) and int(ids.min()) == MISSING:
-        refuse(ids == MISSING, lambda index: f"holds {shown(column[index])}, {RESERVED}")
+        refuse(ids == MISSING, lambda index: f"holds {shown(column[index])}{RESERVED}")
     if missing is not None:
         ids[missing] = MISSING
     return ids
@@ -346,18 +277,19 @@ class ColumnPlaces(NamedTuple):
     def of(batch: pa.RecordBatch) -> "ColumnPlaces":
         """Find the columns of a record batch, which must be kept meanwhile."""
         numbers = {name: number for number, name in enumerate(batch.schema.names)}
-        kinds = [kind.id for kind in batch.schema.types]
+        kinds = [
+            kind.value_type.id + _OF_DICTIONARY
+            if kind.id == _DICTIONARY and kind.index_type.id == _INT32
+            else kind.id
+            for kind in batch.schema.types
+        ]
         _, owner = batch.__arrow_c_array__()
         return ColumnPlaces(numbers, kinds, _address_of(owner, b"arrow_array"), owner)
-
-    def kind(self, name: str) -> int:
-        """Return Arrow's number of a column's type."""
-        return self.kinds[self.numbers[name]]
 
     def write(
         self, names: Sequence[str], texts: Sequence[Any], absent: float, out_SN: npt.NDArray[Any]
     ) -> list[int]:
-        """Write columns of integers or floats, those of one type in one pass.
+        """Write columns of integers, floats or text, those of one type in one pass.
 
         Args:
             names: The columns.
@@ -370,18 +302,26 @@ class ColumnPlaces(NamedTuple):
         """
         is_number = out_SN.dtype == np.float32
         decode = compiled().decode_floats if is_number else compiled().decode_integers
-        alike: dict[int, list[int]] = {}
+        alike: dict[tuple[int, Any], list[int]] = {}
         for row, (name, text) in enumerate(zip(names, texts, strict=True)):
-            kind = self.kind(name)
-            is_unsigned = kind == _INT32 and text is TextIds.HEX
-            alike.setdefault(_UINT32 if is_unsigned else kind, []).append(row)
+            kind = self.kinds[self.numbers[name]]
+            if kind not in _TEXTS:
+                kind = _UINT32 if kind == _INT32 and text is TextIds.HEX else kind
+                text = None
+            alike.setdefault((kind, text), []).append(row)
         rest: list[int] = []
-        for kind, rows in alike.items():
+        for (kind, text), rows in alike.items():
             like = (_NUMBERS if is_number else _INTEGERS).get(kind)
+            number_C = np.array([self.numbers[names[row]] for row in rows])
+            row_C = np.array(rows)
             if like is not None:
-                number_C = np.array([self.numbers[names[row]] for row in rows])
-                odd_C = decode(self.address, number_C, np.array(rows), like, absent, out_SN)
+                odd_C = decode(self.address, number_C, row_C, like, absent, out_SN)
                 rows = [row for row, is_odd in zip(rows, odd_C.tolist(), strict=True) if is_odd]
+            elif kind in _TEXTS and out_SN.dtype != np.int32:
+                odd_C = compiled_texts().decode_texts(
+                    self.address, number_C, row_C, _TEXTS[kind], _RULES[text], absent, out_SN
+                )
+                rows = row_C[odd_C >= 0].tolist()
             rest += rows
         return rest
 
@@ -399,8 +339,7 @@ def decode_times(column: pa.Array, unit: str) -> Int64Array:
     Raises:
         BadValue: A value is no whole number.
     """
-    if pt.is_dictionary(column.type):
-        column = without_dictionary(column)
+    column = without_dictionary(column)
     kind = column.type
     ticks = TICKS[unit]
     if pt.is_date32(kind):
@@ -484,7 +423,7 @@ def decode_labels(column: pa.Array, least: float | None = None) -> Float32Array:
     if least is not None:
         return (decode_finite(column, "label") >= np.float32(least)).astype(np.float32)
     if is_text(value_type(column.type)):
-        column = without_dictionary(column) if pt.is_dictionary(column.type) else column
+        column = without_dictionary(column)
         zero, one = (
             pc.match_substring_regex(column, rf"\A({label})\z")
             .fill_null(False)
@@ -551,9 +490,7 @@ def _numbers(column: pa.Array) -> tuple[npt.NDArray[Any], BoolArray | None]:
     """Return numbers [N] in the column's own type, 0 for a missing one, and a mask of missing
     numbers.
     """
-    if pt.is_dictionary(column.type):
-        numbers, gaps = _through_dictionary(column, _numbers_and_gaps, 0, True)
-        return numbers, gaps if gaps.any() else None
+    column = without_dictionary(column)
     if pt.is_null(column.type):
         return np.zeros(len(column), dtype=np.float32), np.ones(len(column), dtype=np.bool_)
     if is_text(column.type):
@@ -567,75 +504,20 @@ def _numbers(column: pa.Array) -> tuple[npt.NDArray[Any], BoolArray | None]:
     return column.to_numpy(zero_copy_only=False), missing
 
 
-def _numbers_and_gaps(column: pa.Array) -> tuple[npt.NDArray[Any], BoolArray]:
-    numbers, missing = _numbers(column)
-    return numbers, np.zeros(len(numbers), dtype=np.bool_) if missing is None else missing
-
-
-def _through_dictionary(
-    column: pa.DictionaryArray,
-    decode: Callable[[pa.Array], tuple[npt.NDArray[Any], ...]],
-    *absent: int,
-) -> tuple[npt.NDArray[Any], ...]:
-    """Decode the dictionary, and look up the values of the rows by its indices, [N] each.
-
-    A dictionary longer than the column (of a large row group that is read in parts) is not decoded;
-    the column is decoded instead.
-
-    Args:
-        column: The column.
-        decode: Decodes plain values to arrays.
-        absent: The value of a null in each of these arrays.
-
-    Raises:
-        BadValue: An index lies beyond the dictionary, or a row has an unreadable value.
-    """
-    try:
-        if len(column.dictionary) <= len(column):
-            parts = decode(column.dictionary)
-            codes = _codes(column)
-            if column.indices.null_count:
-                parts = tuple(
-                    np.append(part, part.dtype.type(value))
-                    for part, value in zip(parts, absent, strict=True)
-                )
-            return tuple(part[codes] for part in parts)
-    except BadValue:
-        pass  # the column itself, below, shows whether and where a row has the value
-    return decode(without_dictionary(column))
-
-
-def without_dictionary(column: pa.DictionaryArray) -> pa.Array:
-    """Return the values of a dictionary-encoded column.
-
-    Raises:
-        BadValue: An index lies beyond the dictionary.
-    """
-    _codes(column)
-    return column.dictionary_decode()
-
-
-def _codes(column: pa.DictionaryArray) -> npt.NDArray[Any]:
-    """Return unsigned indices into the dictionary, [N]; a null has the index after the last
-    entry.
+def without_dictionary(column: pa.Array) -> pa.Array:
+    """Return the values of a dictionary-encoded column; another column as it is.
 
     A damaged page may hold any index, which Arrow does not compare with the size of the dictionary.
-    A negative index is too large as an unsigned number.
 
     Raises:
         BadValue: An index lies beyond the dictionary.
     """
-    indices = column.indices
-    codes: npt.NDArray[Any] = indices.fill_null(0).to_numpy(zero_copy_only=False)
-    codes = codes.view(f"u{codes.itemsize}")
-    if indices.null_count:
-        nulls_N = indices.is_null().to_numpy(zero_copy_only=False)
-        if len(column.dictionary) > np.iinfo(codes.dtype).max:  # the type has no index left
-            codes = codes.astype(np.uint64)
-        codes = np.where(nulls_N, codes.dtype.type(len(column.dictionary)), codes)
-    if len(codes) and int(codes.max()) >= len(column.dictionary) + bool(indices.null_count):
-        raise BadValue(int(codes.argmax()), _NO_ENTRY)
-    return codes
+    if not pt.is_dictionary(column.type):
+        return column
+    beyond = pc.greater_equal(column.indices, len(column.dictionary))
+    bad = pc.or_(beyond, pc.less(column.indices, 0)).fill_null(False)
+    refuse(bad.to_numpy(zero_copy_only=False), lambda index: _NO_ENTRY)
+    return column.dictionary_decode()
 
 
 def _from_whole_floats(column: pa.Array) -> Int64Array:

@@ -145,8 +145,7 @@ def decode_id_weights(column: pa.Array, name: str, separator: str | None) -> IdW
 def _elements(column: pa.Array, separator: str | None) -> tuple[pa.Array, Int64Array]:
     """Return the values of lists, one list after the other, and the lengths of the lists, [N]."""
     if separator and is_text(value_type(column.type)):
-        column = without_dictionary(column) if pt.is_dictionary(column.type) else column
-        column = pc.split_pattern(column, separator)
+        column = pc.split_pattern(without_dictionary(column), separator)
     if pt.is_fixed_size_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
     if not is_list(column.type):

@@ -15,7 +15,7 @@ A `Reader` streams row groups in chunks, and hands the rows of each chunk to the
 Lanes take, permute and cut the places of rows; the values stay in their chunk until batches gather
 them (`recapp/dataset/chunk_store.py`), those of one shuffled block together. Threads may decode the
 next chunks ahead, and one thread may make the next batches; without threads, chunks are decoded
-ahead between batches, as many rows as these take. The batches are the same.
+ahead between batches, somewhat more rows than these take. The batches are the same.
 
 A reader owns some lanes. It opens a row group when one of its lanes needs the first row, decodes it
 once for all its lanes, and closes it after the last needed row. In memory are one chunk of each
@@ -288,11 +288,10 @@ class Reader:
         else:
             del self._cursors[key]  # this closes the generator, and so the file
         for lane, _ in parts:
-            plan = self._plans[lane]
-            if len(plan) > 1 and plan[0][0] == segment:
-                following = self._key(lane, plan[1][0])
-                if self._due[following]:
-                    self._cursor(following).start()
+            behind = (other for other, _ in self._plans[lane] if other != segment)
+            following = self._key(lane, next(behind, segment))
+            if self._due[following]:
+                self._cursor(following).start()
 
     def _key(self, lane: int, segment: int) -> tuple[int, int]:
         return segment, _EVERY_LANE if self._shared[segment] else lane
@@ -309,11 +308,11 @@ class _Cursor:
     """The chunks of a row group, of which a thread may read the next one ahead.
 
     Args:
-        chunks: Yields the decoded rows of a chunk, and those of each lane.
+        chunks: Yields what `_stream` does.
         threads: The threads.
     """
 
-    def __init__(self, chunks: Iterator[DealtRows], threads: "Executor | Turns") -> None:
+    def __init__(self, chunks: Iterator[int | DealtRows], threads: "Executor | Turns") -> None:
         self._chunks = chunks
         self._threads = threads
         self._ahead: Future[DealtRows] | None = None
@@ -321,48 +320,61 @@ class _Cursor:
     def start(self) -> None:
         """Let a thread read the next chunk, which must exist."""
         if self._ahead is None:
-            self._ahead = self._threads.submit(next, self._chunks)
+            self._ahead = self._threads.submit(_decoded, self._chunks)
 
     def next(self) -> DealtRows:
         """Return the next chunk; where no thread has begun to read it, read it here."""
         ahead = self._ahead
         self._ahead = None
-        return next(self._chunks) if ahead is None or ahead.cancel() else ahead.result()
+        return _decoded(self._chunks) if ahead is None or ahead.cancel() else ahead.result()
+
+
+def _decoded(chunks: Iterator[int | DealtRows]) -> DealtRows:
+    """Return the next chunk, which must exist."""
+    return next(part for part in chunks if not isinstance(part, int))
 
 
 class Turns:
-    """Read chunks ahead between two batches, as many rows as these take: lanes come to the ends of
-    their row groups together, and would read all the next ones for one batch.
+    """Read chunks ahead between two batches, somewhat more rows than these take: lanes come to the
+    ends of their row groups together, and would read all the next ones for one batch. A turn that
+    reads a chunk from its file does not decode it.
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[Future[DealtRows], Iterator[DealtRows]]] = deque()
-        self._rows = 0  # that may be read ahead
+        self._waiting: deque[tuple[Future[DealtRows], Iterator[int | DealtRows]]] = deque()
+        self._rows = 0  # that may be read or decoded
 
-    def submit(self, call: Any, chunks: Iterator[DealtRows]) -> Future[DealtRows]:
-        """Return what will be the next chunk, as `Executor.submit` does for the function `next`."""
+    def submit(self, call: Any, chunks: Iterator[int | DealtRows]) -> Future[DealtRows]:
+        """Return what will be the next chunk, as `Executor.submit` does for `_decoded`."""
         self._waiting.append((Future(), chunks))
         return self._waiting[-1][0]
 
     def worked(self, batch: Batch) -> Batch:
         """Read ahead, and return the batch that may now be used."""
-        self._rows += batch.rows
+        self._rows += 2 * batch.rows + batch.rows // 4
         while self._rows > 0 and self._waiting:
             ahead, chunks = self._waiting.popleft()
-            if ahead.set_running_or_notify_cancel():
-                try:
-                    ahead.set_result(next(chunks))
-                    self._rows -= len(ahead.result()[0])
-                except DataError as error:
-                    ahead.set_exception(error)
+            if ahead.cancelled():
+                continue
+            try:
+                part = next(chunks)
+                if isinstance(part, int):
+                    self._waiting.appendleft((ahead, chunks))
+                else:
+                    ahead.set_result(part)
+                self._rows -= part if isinstance(part, int) else len(part[0])
+            except DataError as error:
+                ahead.set_exception(error)
+        self._rows = min(self._rows, batch.rows)  # else many turns without work end in a burst
         return batch
 
 
 def _stream(
     source: Source, segment: int, ranges_P3: IntArray, collate: Collate
-) -> Iterator[DealtRows]:
-    """Decode the wanted rows of a segment, and yield them and those of each lane, chunk by chunk.
-    Where `collate` numbers rows, they get their numbers in the data set.
+) -> Iterator[int | DealtRows]:
+    """Yield for each chunk of a segment first the number of its rows, when it is read, then its
+    wanted rows, when they are decoded, and those of each lane. Where `collate` numbers rows, they
+    get their numbers in the data set.
 
     The generator opens the file, and closes it at its end.
     """
@@ -378,6 +390,7 @@ def _stream(
         ]
         if not len(inside):
             continue
+        yield chunk.num_rows
         inside = inside[np.argsort(inside[:, 2], kind="stable")]
         firsts = np.maximum(inside[:, 0], begin)
         lengths = np.minimum(inside[:, 1], end) - firsts

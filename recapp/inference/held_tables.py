@@ -43,9 +43,10 @@ from recapp.engine.read_only_store import (
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.engine.sharded_collection import shard_model
 from recapp.errors import CheckpointError
-from recapp.kernels.quantised import QuantisedRows, bytes_of_packed_row, dequantise, quantise
+from recapp.kernels.quantised import QuantisedRows, dequantise, quantise
 from recapp.planner.embedding_planner import serving_plan
 from recapp.planner.problem import Topology
+from recapp.planner.rank_memory import row_bytes
 from recapp.processes.process_memory import free_memory_bytes, memory_pools
 from recapp.sharding.layout import WEIGHT, Block, Piece
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
@@ -345,13 +346,6 @@ def _map(artefact: Artefact, file: str) -> Tensor:
 
 # The values of `quantize` and `quantize_tables`; none keeps the data type of training.
 QUANTIZE = ("none", "fp16", "int8", "int4")
-
-
-def row_bytes(data_type: DataType, dim: int) -> int:
-    """Return the bytes of a stored row."""
-    if data_type.bits is not None:
-        return bytes_of_packed_row(dim, data_type.bits)
-    return dim * data_type.dtype.itemsize
 
 
 def stored(rows_RD: Tensor, data_type: DataType) -> Held:

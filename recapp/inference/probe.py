@@ -23,8 +23,9 @@ from recapp.console import note
 from recapp.engine.read_only_store import KeyedStore, ReadOnlyStore
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.errors import CheckpointError, ConfigError, suggest
-from recapp.inference.held_tables import one_rank, row_bytes, storage_of, stored, values
+from recapp.inference.held_tables import one_rank, storage_of, stored, values
 from recapp.kernels.links import Links
+from recapp.planner.rank_memory import row_bytes
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.sparse.transfer import to_host
 from recapp.tables.config import DataType, EmbeddingConfig
@@ -112,10 +113,7 @@ class Probe:
                 recording(batch)
         stores = iter(seen.values())
 
-        def hold(group: StoredGroup) -> RowStore:
-            return self._store(group, next(stores), rows_of)
-
-        self.model = one_rank(build(), cpu, hold)
+        self.model = one_rank(build(), cpu, lambda group: self._store(group, next(stores), rows_of))
         load_dense(self.model)
 
     @torch.no_grad()

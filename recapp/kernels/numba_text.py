@@ -1,48 +1,76 @@
-"""Ids of texts, compiled: the id of a canonical decimal is its integer, the id of any other text is
-the XXH64 hash of its bytes.
+"""Words of eight bytes of text, compiled: the numbers that their digits spell, and the XXH64 hash.
+
+    "05db9164"    all bytes are checked at once, and joined in three steps:
+                  05 db 91 64  ->  05db 9164  ->  05db9164
 
 XXH64 with seed 0 is specified bit by bit ("xxHash fast digest algorithm", Yann Collet). So an id is
 the same in every process, on every machine and in every version, and other programs can compute it.
-`tests/dataset/test_text_ids.py` compares hashes with published values. Letters: N texts, C bytes.
+`tests/dataset/test_text_ids.py` compares hashes with published values. Letter: C bytes.
 """
 
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 from recapp.kernels.numba_cache import compiled
+from recapp.kernels.simd import get
 
 jit = compiled()
-# The number of missing ids. No text may have it: a text with this hash gets the next number.
-MISSING = np.int64(-(2**63))
+inline = compiled(forceinline=True)
 P1 = np.uint64(0x9E3779B185EBCA87)
 P2 = np.uint64(0xC2B2AE3D27D4EB4F)
 P3 = np.uint64(0x165667B19E3779F9)
 P4 = np.uint64(0x85EBCA77C2B2AE63)
 P5 = np.uint64(0x27D4EB2F165667C5)
-DIGITS = 19  # the digits of the largest int64
-ZERO = ord("0")
-NINE = ord("9")
-MINUS = ord("-")
+ZEROS = np.uint64(0x3030303030303030)  # eight digits
+THREES = np.uint64(0x3333333333333333)
+ONES = np.uint64(0x0101010101010101)  # in each byte
+HIGH = np.uint64(0x80) * ONES
+LOW_4 = np.uint64(0x0F) * ONES
+HIGH_4 = np.uint64(0xF0) * ONES
+SMALL = np.uint64(0x20) * ONES  # makes capital letters small
+# In the highest bit of each byte below 128, whether it is at least a sign.
+FROM_0, ABOVE_9, FROM_A, ABOVE_F = (np.uint64(128 - sign) * ONES for sign in b"0:ag")
+BYTES_2, BYTES_4, BYTES_8 = map(np.uint64, (0x00FF00FF00FF00FF, 0x0000FFFF0000FFFF, 0xFFFFFFFF))
 
 
-@jit
-def decimal(data_C: Any, first: Any, last: Any) -> Any:
-    """Return whether bytes first .. last spell an int64 in canonical form (within its range,
-    without a plus, a leading zero or "-0"), and the int64.
+@intrinsic  # type: ignore[untyped-decorator]
+def word_at(typing: Any, address: Any) -> Any:
+    """Return the eight bytes at an address, the first one lowest."""
+
+    def lower(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        place = builder.inttoptr(values[0], ir.IntType(64).as_pointer())
+        return builder.load(place, align=1)
+
+    return types.uint64(types.int64), lower
+
+
+@inline
+def of_hex(word: Any) -> Any:
+    """Return whether eight bytes are hexadecimal digits, and their value."""
+    small = word | SMALL
+    good = (word + FROM_0) & ~(word + ABOVE_9) | (small + FROM_A) & ~(small + ABOVE_F)
+    letters = word >> np.uint64(6) & ONES
+    value = (word & LOW_4) + letters + (letters << np.uint64(3))
+    value = (value << np.uint64(4) | value >> np.uint64(8)) & BYTES_2
+    value = (value << np.uint64(8) | value >> np.uint64(16)) & BYTES_4
+    value = (value << np.uint64(16) | value >> np.uint64(32)) & BYTES_8
+    return (good & ~word & HIGH) == HIGH, value
+
+
+@inline
+def of_digits(word: Any) -> Any:
+    """Return whether eight bytes are decimal digits (each is 3x, also when 6 is added), and their
+    value.
     """
-    negative = data_C[first] == MINUS
-    begin = first + 1 if negative else first
-    digits = last - begin
-    if digits < 1 or digits > DIGITS or (data_C[begin] == ZERO and (negative or digits > 1)):
-        return False, np.int64(0)
-    value = np.uint64(0)
-    for at in range(begin, last):
-        if data_C[at] < ZERO or data_C[at] > NINE:
-            return False, np.int64(0)
-        value = value * np.uint64(10) + np.uint64(data_C[at] - ZERO)
-    fits = value <= np.uint64(2**63 - 1) + np.uint64(negative)
-    return fits, np.int64(np.uint64(0) - value if negative else value)
+    above = (word + np.uint64(6) * ONES) & HIGH_4
+    value = (word & LOW_4) * np.uint64(10 << 8 | 1) >> np.uint64(8)
+    value = (value & BYTES_2) * np.uint64(100 << 16 | 1) >> np.uint64(16)
+    value = (value & BYTES_4) * np.uint64(10_000 << 32 | 1) >> np.uint64(32)
+    return (word & HIGH_4 | above >> np.uint64(4)) == THREES, value
 
 
 @jit
@@ -50,7 +78,7 @@ def word(data_C: Any, at: Any, size: Any) -> Any:
     """Return the little-endian number in `size` bytes."""
     value = np.uint64(0)
     for i in range(size):
-        value |= np.uint64(data_C[at + i]) << np.uint64(8 * i)
+        value |= np.uint64(get(data_C, at + i)) << np.uint64(8 * i)
     return value
 
 
@@ -100,36 +128,3 @@ def xxh64(data_C: Any, first: Any, last: Any) -> Any:
     value = (value ^ (value >> np.uint64(33))) * P2
     value = (value ^ (value >> np.uint64(29))) * P3
     return value ^ (value >> np.uint64(32))
-
-
-@jit
-def ids_of_texts(data_C: Any, bound_N1: Any, integers_only: Any, ids_N: Any) -> Any:
-    """Write the id of each text; an empty text is a missing id.
-
-    Args:
-        data_C: The bytes of all texts.
-        bound_N1: Text n has bytes bound[n] .. bound[n + 1].
-        integers_only: Whether only canonical decimals have ids.
-        ids_N: The ids that are written.
-
-    Returns:
-        The index of the first text that has no id, or -1. A text has no id if it spells the number
-        of missing ids, or if it spells no int64 where only integers are allowed.
-    """
-    for n in range(len(ids_N)):
-        first = bound_N1[n]
-        last = bound_N1[n + 1]
-        if first == last:
-            ids_N[n] = MISSING
-            continue
-        spelled, number = decimal(data_C, first, last)
-        if spelled:
-            ids_N[n] = number
-            if number == MISSING:
-                return n
-        elif integers_only:
-            return n
-        else:
-            number = np.int64(xxh64(data_C, first, last))
-            ids_N[n] = number if number != MISSING else MISSING + 1
-    return -1

@@ -29,21 +29,14 @@ from recapp.dataset.arrow_types import (
     with_values,
     without_views,
 )
-from recapp.dataset.decode import (
-    BadValue,
-    as_text,
-    bytes_and_bounds,
-    ids_of_hex,
-    ids_of_text,
-    shown,
-)
+from recapp.dataset.decode import BadValue, as_text, ids_of_text, shown
 from recapp.dataset.schema import TextIds
 
 # int64 | float64 | text; hex: at most 16 hexadecimal digits, which become int64
 Kind = Literal["int64", "float64", "text", "hex"]
 OWN = "own"  # the type that a column has in the files
 _NUMBERS = {"int64": pa.int64(), "float64": pa.float64()}
-FEW = 64
+EXACT = 10**15  # the first whole number of 16 digits
 _NO_FLOATS = r"\A[+-]?(0[0-9]|[0-9]{16,}\z)"
 
 
@@ -75,10 +68,13 @@ def spelling_of(column: pa.Array, sign: str | None = None) -> Spelling:
     texts = plain(column)
     texts = plain(parts_of(texts, sign).flatten()) if sign else texts
     found = Spelling.VALUES if texts.null_count < len(texts) else Spelling.NOTHING
-    if _numbers(texts, "int64", True) is None:
+    whole = _numbers(texts, "int64", True)
+    if whole is None:
         found |= Spelling.NO_WHOLE_NUMBERS
-    some = texts.slice(0, FEW)  # Arrow reads all texts, also behind the first that is no number
-    if _numbers(some, "float64", True) is None or _numbers(texts, "float64", True) is None:
+    elif not pc.any(pc.greater_equal(pc.abs(whole), EXACT)).as_py():
+        return found  # a float has each of them
+    # Arrow reads all texts, also behind the first that is no number
+    if any(_numbers(some, "float64", True) is None for some in (texts.slice(0, 64), texts)):
         found |= Spelling.NO_NUMBERS
     return found
 
@@ -96,8 +92,7 @@ def plain(column: pa.Array) -> pa.Array:
     texts = as_text(column)
     if texts.null_count:
         texts = texts.fill_null("")
-    _, bound_N1 = bytes_and_bounds(texts)
-    there_N = bound_N1[1:] > bound_N1[:-1]
+    there_N = pc.binary_length(texts).to_numpy() > 0
     if there_N.all():
         return texts
     there = np.packbits(np.append(np.zeros(texts.offset, np.bool_), there_N), bitorder="little")
@@ -150,7 +145,9 @@ def _offsets(lists: pa.Array) -> pa.Array:
 
 def _typed(texts: pa.Array, kind: str, spelled: bool) -> pa.Array:
     if kind == "hex":
-        return pa.array(ids_of_hex(texts), mask=texts.is_null().to_numpy(zero_copy_only=False))
+        return pa.array(
+            ids_of_text(texts, TextIds.HEX), mask=texts.is_null().to_numpy(zero_copy_only=False)
+        )
     if kind == "text":
         return texts
     numbers = _numbers(texts, kind, spelled)
@@ -181,15 +178,13 @@ def _numbers(texts: pa.Array, kind: str, spelled: bool) -> pa.Array | None:
 
 def _whole_numbers(texts: pa.Array) -> pa.Array | None:
     """Return texts as whole numbers; None if one is none in its only spelling."""
-    buffers = [None, *texts.buffers()[1:]]  # a null is empty, or has a number that is not read
-    spelled = pa.Array.from_buffers(texts.type, len(texts), buffers, offset=texts.offset)
     try:
-        numbers = ids_of_text(spelled, TextIds.INTEGERS)
+        numbers = ids_of_text(texts, TextIds.INTEGERS)
     except BadValue:
         return None
-    there = texts.buffers()[0]
-    numbers = pa.py_buffer(np.append(np.empty(texts.offset, np.int64), numbers))
-    return pa.Array.from_buffers(pa.int64(), len(texts), [there, numbers], offset=texts.offset)
+    values = pa.py_buffer(np.append(np.empty(texts.offset, np.int64), numbers))
+    buffers = [texts.buffers()[0], values]
+    return pa.Array.from_buffers(pa.int64(), len(texts), buffers, offset=texts.offset)
 
 
 def _first_bad(texts: pa.Array, kind: str, spelled: bool) -> int:

@@ -290,7 +290,7 @@ def _dealt(
             row_order=choices[t.name].row_order,
         )
         for s in shardings[t.name].shards:
-            load[s.rank] += t.rows_in(s.rows) * row_bytes(t, len(s.cols))
+            load[s.rank] += t.rows_in(s.rows) * row_bytes(t.data_type, len(s.cols))
         turn += choose[t.name] * len({s.cols.start for s in shardings[t.name].shards})
     return shardings
 

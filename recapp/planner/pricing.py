@@ -206,7 +206,7 @@ class _CutCounts:
         bytes_S4 = np.array(
             [
                 (
-                    row_bytes(c.table, width),
+                    row_bytes(c.table.data_type, width),
                     c.table.bytes_to_find_a_row,
                     state_bytes(rule, width, itemsize),
                     problem.averaged * average_bytes(c.table, width, itemsize),

@@ -11,7 +11,7 @@ from recapp.optim.rules import RowRule
 from recapp.planner.problem import Topology
 from recapp.sharding.sharding_plan import Shard, ShardingPlan
 from recapp.tables.collections import compute_dtype
-from recapp.tables.config import EmbeddingConfig, IdRule
+from recapp.tables.config import DataType, EmbeddingConfig, IdRule
 
 STEPS_BYTES = 4  # the number of steps that a row has taken, under a rule of all rows
 
@@ -53,7 +53,7 @@ def shard_bytes(
     state = state_bytes(rule, columns, itemsize) + averaged * average_bytes(
         table, columns, itemsize
     )
-    return rows * (row_bytes(table, columns) + table.bytes_to_find_a_row), rows * state
+    return rows * (row_bytes(table.data_type, columns) + table.bytes_to_find_a_row), rows * state
 
 
 def state_bytes(rule: RowRule | None, columns: int, itemsize: int) -> int:
@@ -71,22 +71,19 @@ def average_bytes(table: EmbeddingConfig, columns: int, itemsize: int) -> int:
     rounded copy that lookups read if the table has a narrower type.
     """
     narrower = table.data_type.dtype.itemsize < itemsize
-    return columns * itemsize + (row_bytes(table, columns) if narrower else 0)
+    return columns * itemsize + (row_bytes(table.data_type, columns) if narrower else 0)
 
 
-def row_bytes(table: EmbeddingConfig, columns: int) -> int:
-    """Return the bytes of some columns of a row in the table's data type; quantised rows include
-    their scale and bias.
-    """
-    bits = table.data_type.bits
-    if bits is None:
-        return columns * table.data_type.dtype.itemsize
-    return bytes_of_packed_row(columns, bits)
+def row_bytes(data_type: DataType, columns: int) -> int:
+    """Return the bytes of some columns of a row; quantised rows include their scale and bias."""
+    if data_type.bits is None:
+        return columns * data_type.dtype.itemsize
+    return bytes_of_packed_row(columns, data_type.bits)
 
 
 def weight_bytes(table: EmbeddingConfig) -> int:
     """Return the bytes of a table's weights."""
-    return table.num_embeddings * row_bytes(table, table.embedding_dim)
+    return table.num_embeddings * row_bytes(table.data_type, table.embedding_dim)
 
 
 def bytes_per_rank(

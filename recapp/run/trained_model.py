@@ -197,11 +197,11 @@ def open_trained(recipe: T) -> "tuple[T, TrainedCheckpoint | TrainedArtefact]":
         ArtefactError: The same for an artefact.
     """
 
-    def needed_files(manifest: Any) -> set[str]:
-        return {*manifest.in_use, *files_of_values(manifest, recipe)}
-
     assert recipe.ckpt_path is not None
-    stored = open_stored(recipe.ckpt_path, selector=needed_files)
+    stored = open_stored(
+        recipe.ckpt_path,
+        selector=lambda manifest: {*manifest.in_use, *files_of_values(manifest, recipe)},
+    )
     return with_columns_of(recipe, stored), trained(stored)
 
 

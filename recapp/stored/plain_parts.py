@@ -54,7 +54,6 @@ from recapp.stored.store import (
     entry_of,
     files_at,
     is_artefact,
-    path_of,
 )
 
 LEVELS = 64  # of containers inside of one another
@@ -109,7 +108,8 @@ def meta_of(source: BinaryIO, file: Path) -> dict[str, Any]:
     """
     try:
         _check_archive(source)
-        meta = torch.load(path_of(source), map_location="cpu", weights_only=True, mmap=True)
+        opened = f"/proc/self/fd/{source.fileno()}"  # also when its name leads elsewhere
+        meta = torch.load(opened, map_location="cpu", weights_only=True, mmap=True)
         if not isinstance(meta, dict):
             raise ValueError(f"a {type(meta).__name__} instead of a dict")
         for tensor in _tensors(meta, bytes_of(source)):

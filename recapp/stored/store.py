@@ -445,11 +445,6 @@ class _StoredFile(io.FileIO):
             raise self._error(f"{self._path} cannot be read: {error.strerror}") from error
 
 
-def path_of(source: BinaryIO) -> str:
-    """Return a local path to an open file that stays valid when its name leads elsewhere."""
-    return f"/proc/self/fd/{source.fileno()}"
-
-
 def bytes_of(source: BinaryIO) -> int:
     """Return the size of an open file in bytes."""
     return os.fstat(source.fileno()).st_size

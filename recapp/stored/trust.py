@@ -37,6 +37,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, NamedTuple, cast
 
 from recapp.errors import CheckpointError, ConfigError, one_line
@@ -249,7 +250,7 @@ def _check_own_class(target: str, where: str, trusted: str, bases: Sequence[str]
             f"{refusal}{home} cannot be imported ({why}); start the command where it can be"
         ) from None
     defined = isinstance(value, type) and f"{value.__module__}.".startswith(f"{trusted}.")
-    if not defined or not issubclass(cast(type, value), tuple(map(_named, bases))):
+    if not defined or not issubclass(cast(type, value), tuple(map(resolve_name, bases))):
         kinds = (
             f"that are derived from {' or '.join(bases)}" if bases else "where classes may stand"
         )
@@ -257,11 +258,6 @@ def _check_own_class(target: str, where: str, trusted: str, bases: Sequence[str]
             f"{refusal}trust=[{trusted}] vouches for classes that are defined there, {kinds}; say "
             f"{where}.{TARGET}=... on the command line if you want it"
         )
-
-
-def _named(name: str) -> Any:
-    module, _, attribute = name.rpartition(".")
-    return getattr(import_module(module), attribute)
 
 
 def _may(names: Sequence[str], homes: Sequence[Home]) -> str:
@@ -285,7 +281,7 @@ def _is_class_of(target: str, home: Home) -> bool:
     if target in named_targets():  # without importing Lightning, which takes seconds
         return True
     value = vars(import_module(home.module)).get(name)
-    if not isinstance(value, type) or not issubclass(value, _named(home.base)):
+    if not isinstance(value, type) or not issubclass(value, resolve_name(home.base)):
         return False
     return target in (f"{home.module}.{name}", f"{value.__module__}.{value.__qualname__}")
 

@@ -207,8 +207,8 @@ def positions_of(keys_N: "Tensor") -> "Tensor":
     """Return the positions of int64 keys."""
     x = keys_N
     for shift, multiplier in zip(SHIFTS, MULTIPLIERS, strict=False):
-        x = (x ^ _shifted(x, shift)) * multiplier
-    return x ^ _shifted(x, SHIFTS[2])
+        x = (x ^ shifted(x, shift)) * multiplier
+    return x ^ shifted(x, SHIFTS[2])
 
 
 def keys_of(positions_N: "Tensor") -> "Tensor":
@@ -229,7 +229,7 @@ def first_position(stretch: int) -> int:
     return (stretch - STRETCHES // 2) << (64 - STRETCH_BITS)
 
 
-def _shifted(x: "Tensor", bits: int) -> "Tensor":
+def shifted(x: "Tensor", bits: int) -> "Tensor":
     """Shift to the right, like unsigned numbers."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
@@ -238,7 +238,7 @@ def _unshifted(x: "Tensor", bits: int) -> "Tensor":
     """Return the number y with `y ^ (y >> bits)` equal to `x`."""
     y = x
     for _ in range(64 // bits):
-        y = x ^ _shifted(y, bits)
+        y = x ^ shifted(y, bits)
     return y
 
 

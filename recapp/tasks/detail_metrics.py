@@ -41,6 +41,8 @@ from recapp.metrics import BINS, MAE, RMSE, click_metrics, logit_bins
 from recapp.settings.records import Constructor
 from recapp.sparse.keyed_jagged_tensor import Batch, as_int64
 from recapp.sparse.missing_ids import MISSING
+from recapp.tables.positions import positions_of as mixed  # SplitMix64's mix
+from recapp.tables.positions import shifted
 from recapp.tasks.measures import GAUC, Measure, MetricSettings
 from recapp.tasks.task import Added, Output, Sample, Task
 
@@ -241,9 +243,7 @@ def _finite(value: float) -> float | None:
     return value if abs(value) < float("inf") else None
 
 
-# constants of SplitMix64 (Steele, Lea and Flood 2014), as signed numbers
-STEP = 0x9E3779B97F4A7C15 - 2**64
-FACTORS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
+STEP = 0x9E3779B97F4A7C15 - 2**64  # of SplitMix64 (Steele, Lea and Flood 2014), as a signed number
 BITS = 31  # of a uniform number
 LIMITS = [  # P(Poisson(1) <= n), in units of 2^-31
     round(2**BITS * math.exp(-1) * sum(1 / math.factorial(k) for k in range(n + 1)))
@@ -251,25 +251,13 @@ LIMITS = [  # P(Poisson(1) <= n), in units of 2^-31
 ]
 
 
-def _mixed(numbers: Tensor) -> Tensor:
-    """Return SplitMix64's mix of int64 numbers."""
-    for shift, factor in zip((30, 27), FACTORS, strict=True):
-        numbers = (numbers ^ _shifted(numbers, shift)) * factor
-    return numbers ^ _shifted(numbers, 31)
-
-
-def _shifted(numbers: Tensor, shift: int) -> Tensor:
-    """Return int64 numbers shifted to the right, filled with zeros."""
-    return (numbers >> shift) & ((1 << (64 - shift)) - 1)
-
-
 def poisson_weights(row_numbers_B: Tensor, replicates: int) -> Tensor:
     """Return numbers with the distribution Poisson(1), fp64 [B, R], which follow from the number of
     a row.
     """
-    keys_B = _mixed(row_numbers_B * STEP)
+    keys_B = mixed(row_numbers_B * STEP)
     numbers_R = torch.arange(1, replicates + 1, device=keys_B.device) * STEP
-    uniform_BR = _shifted(_mixed(keys_B[:, None] + numbers_R), 64 - BITS)
+    uniform_BR = shifted(mixed(keys_B[:, None] + numbers_R), 64 - BITS)
     limits = torch.tensor(LIMITS, device=keys_B.device)
     return torch.bucketize(uniform_BR, limits, right=True).double()
 
@@ -303,7 +291,7 @@ class Bootstrap(Detail):
                 "have none: read them with ClickData(number_rows=True)"
             )
         bits_B = sample.label_B.float().view(torch.int32).long()
-        self.rows += _mixed(_mixed(row_numbers_B * STEP) ^ bits_B).sum()
+        self.rows += mixed(mixed(row_numbers_B * STEP) ^ bits_B).sum()
         weight_BR = poisson_weights(row_numbers_B, self.replicates)
         self.weights += weight_BR.sum(0)
         if sample.weight_B is not None:

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recapp.dataset import decode
-from recapp.dataset.decode import BadValue, decode_ids
+from recapp.dataset.decode import BadValue, ColumnPlaces, compiled_texts, decode_ids
 from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.sequential_rows import decoded_chunks, example_rows, plain_rows
 from recapp.dataset.source import open_source
 from recapp.errors import DataError
-from recapp.kernels.numba_text import ids_of_texts, xxh64
+from recapp.kernels.numba_text import xxh64
 from recapp.sparse.missing_ids import MISSING
 
 TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
@@ -172,15 +172,95 @@ def test_the_number_that_stands_for_missing_ids_is_refused_in_every_spelling():
         assert error.value.index == 1
 
 
-def test_the_text_whose_hash_would_stand_for_missing_ids_gets_the_next_number(monkeypatch):
-    from recapp.kernels import numba_text
+def test_the_text_whose_hash_would_stand_for_missing_ids_gets_the_next_number():
+    assert compiled_texts().of_hash(np.uint64(2**63)) == MISSING + 1
+    assert compiled_texts().of_hash(np.uint64(2**63 + 2)) == MISSING + 2
 
-    monkeypatch.setattr(numba_text, "xxh64", lambda *_: np.uint64(2**63))
-    ids = np.zeros(1, dtype=np.int64)
-    bounds = np.array([0, 1], dtype=np.int32)
-    monkeypatch.setattr(numba_text, "decimal", numba_text.decimal.py_func)
-    assert ids_of_texts.py_func(np.frombuffer(b"a", dtype=np.uint8), bounds, False, ids) == -1
-    assert ids.tolist() == [MISSING + 1]
+
+def forms_of(words, data):
+    """Yield a column of texts in the forms of Arrow, as a part of a longer one."""
+    plain = pa.array(["1", *words], pa.string())
+    yield plain[1:]
+    yield plain.cast(pa.large_string())[1:]
+    more = data.draw(st.integers(0, 2)) * (len(words) + 2)  # entries that no row has
+    known = dict.fromkeys(w for w in words if w is not None)
+    entries = pa.array([*known, *["0"] * more], pa.string())
+    codes = pa.array([None if w is None else entries.index(w).as_py() for w in words], pa.int32())
+    for values in (entries, entries.cast(pa.large_string())):
+        yield pa.DictionaryArray.from_arrays(pa.concat_arrays([codes, codes]), values)[len(words) :]
+
+
+def written(column, rule, absent, like):
+    """What the compiled pass writes for a column; None if it leaves the column to others."""
+    batch = pa.record_batch([column, pa.nulls(len(column))], ["texts", "other"])
+    out = np.zeros((2, len(column)), like)
+    return None if ColumnPlaces.of(batch).write(["texts"], [rule], absent, out) else out[0].tolist()
+
+
+HEX = st.text("0123456789abcdefABCDEF", max_size=16).filter(lambda w: w.lower() != "8" + "0" * 15)
+
+
+@given(st.lists(st.one_of(st.none(), HEX), max_size=20), st.data())
+def test_hexadecimal_text_of_every_form_is_its_number(words, data):
+    numbers = [MISSING if not w else int(w, 16) for w in words]
+    for column in forms_of(words, data):
+        ids = written(column, TextIds.HEX, MISSING, np.int64)
+        assert ids == [n if n < 2**63 else n - 2**64 for n in numbers]
+        assert decode_ids(column, TextIds.HEX).tolist() == ids
+
+
+@given(st.lists(st.one_of(st.none(), words), max_size=20), st.data())
+def test_text_of_every_form_has_the_id_worked_out_by_hand(words, data):
+    for column in forms_of(words, data):
+        ids = written(column, TextIds.HASHED, MISSING, np.int64)
+        assert ids == [MISSING if not w else id_of(w) for w in words]
+
+
+NUMBERS = st.one_of(
+    st.integers(-(10**6), 10**6).map(str),
+    st.decimals(-(10**7), 10**7, allow_nan=False, places=5).map(lambda number: f"{number:f}"),
+    st.floats(allow_nan=False, allow_infinity=False, width=32).map(repr),
+    st.sampled_from(["", "-", ".", "1.", ".5", "-0", "0.0", "-0.5", "00", "01", "1e3", " 1", "1 "]),
+    st.sampled_from(["+1", "1.2.3", "1-2", "9007199254740993", "123456789012345678901", "nan"]),
+    st.text("0123456789-.", max_size=22),
+)
+
+
+@given(st.lists(st.one_of(st.none(), NUMBERS), max_size=20), st.data())
+def test_text_of_every_form_is_the_number_that_arrow_reads_or_is_left_to_it(words, data):
+    texts = pa.array([w or None for w in words], pa.string())
+    for column in forms_of(words, data):
+        numbers = written(column, None, 7, np.float32)
+        if numbers is not None:
+            values = texts.cast(pa.float64()).fill_null(7).to_numpy(zero_copy_only=False)
+            assert [*map(str, numbers)] == [*map(str, values.astype(np.float32).tolist())]
+
+
+def test_plain_numbers_are_not_left_to_arrow():
+    plain = ["0", "-1", "12345678", "0.25", "-0.5", "10.0", "3.1415926535", "", None]
+    numbers = written(pa.array(plain), None, 7, np.float32)
+    assert numbers == [np.float32(w or 7).item() for w in plain]
+
+
+@pytest.mark.parametrize("bad", ["g", "G", "/", ":", "@", "`", "\0", "\x80", "0g000000", "1" * 17])
+def test_text_that_is_not_hexadecimal_is_found_at_any_length(bad):
+    for before in ("", "0", "0000000", "00000000"):
+        column = pa.array(["1", "12345678", before + bad])
+        with pytest.raises(BadValue, match="has at most 16 hexadecimal digits") as error:
+            decode_ids(column, TextIds.HEX)
+        assert error.value.index == 2
+
+
+def test_codes_without_an_entry_and_entries_without_value_are_left_to_others():
+    codes = pa.array([0, 3], pa.int32())
+    column = pa.DictionaryArray.from_arrays(codes, pa.array(["a", "b"]), safe=False)
+    assert written(column, TextIds.HEX, MISSING, np.int64) is None
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 0], pa.int32()), pa.array(["a", None]))
+    assert written(column, TextIds.HEX, MISSING, np.int64) is None
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 0], pa.int32()), pa.array(["a", "x"]))
+    assert written(column, TextIds.HEX, MISSING, np.int64) is None
+    assert decode_ids(column, TextIds.HEX).tolist() == [10, 10]
+    assert written(pa.array(["1", "2"]), TextIds.HEX, MISSING, np.int32) is None
 
 
 def test_ids_of_128_bits_and_uuids_are_text():
@@ -216,7 +296,7 @@ def test_text_has_the_same_ids_in_every_version():
 
 def test_without_numba_integers_are_read_and_text_says_what_is_missing(monkeypatch):
     monkeypatch.setattr(decode, "find_spec", lambda name: None)
-    decode._kernel.cache_clear()
+    decode.compiled_texts.cache_clear()
     assert decode_ids(pa.array([1, 2])).tolist() == [1, 2]
     with pytest.raises(DataError, match=r"columns of text ids need numba, .* pip install numba"):
         decode_ids(pa.array(["a"]))

@@ -24,7 +24,7 @@ def kernels():
     from recapp.kernels import numba_unique, numba_vectors
     from recapp.kernels.numba_integers import group_rows
     from recapp.kernels.numba_key_index import hash_of
-    from recapp.kernels.numba_text import ids_of_texts
+    from recapp.kernels.numba_text import xxh64
     from recapp.optim.rules import adam, lamb
 
     kinds = ("element", "element")
@@ -38,7 +38,7 @@ def kernels():
         "link": numba_unique.link.on_one_thread(),
         "group": group_rows,
         "hash": hash_of,
-        "text": ids_of_texts,
+        "text": xxh64,
     }
     return {name: kernel.py_func for name, kernel in made.items()}
 

@@ -18,12 +18,12 @@ from itertools import count, islice
 from shutil import rmtree
 from statistics import mean, median
 
-from recapp.benchmarks.log_forms import FORMS, typed_rows
 from recapp.benchmarks.session import Session, listed
 from recapp.benchmarks.steps import TrainingStep
 from recapp.benchmarks.timing import Measured, Steps, compared
 from recapp.benchmarks.workloads import MODELS, NamedModel
 from recapp.dataset.data_settings import DataSettings
+from recapp.dataset.log_forms import FORMS, typed_rows
 from recapp.dataset.schema import criteo_schema
 from recapp.dataset.source import Source, arrow_chunks, open_source
 from recapp.dataset.stream import BatchStream

@@ -266,10 +266,10 @@ def _opened(
         stamp = stamp_of(name)
         return format, stamp, facts_of(format, name, stamp)
     except (OSError, UnreadableFileError) as error:
-        kind = f"not a whole {format.name} file ({error})"
-        if not formats.is_data(name):
-            kind = f"in no known format ({SUFFIXES}), and {kind}"
-        raise DataError(f"{setting}: {name} is {kind}; {fix}") from error
+        unknown = "" if formats.is_data(name) else f"in no known format ({SUFFIXES}), and "
+        raise DataError(
+            f"{setting}: {name} is {unknown}not a whole {format.name} file ({error}); {fix}"
+        ) from error
 
 
 def _open_each(

@@ -124,8 +124,18 @@ def suggest_settings(
     if vectors := names.get("vector"):
         found["vectors"] = {name: (by_name[name].lengths or (0, 0))[1] for name in vectors}
     found |= _sizes(columns, [] if separators else sparse)
+    command, notes = _remarks(found, by_name)
+    return Suggestion(uses, found, command, notes)
+
+
+def _remarks(
+    found: Mapping[str, Any], by_name: Mapping[str, ColumnFacts]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what some settings need on the command line to train, and what keeps them from it."""
     notes: list[str] = []
     command: list[str] = []
+    label = found["label"]
+    sparse = found["sparse"]
     if label is None:
         notes.append("no column of 0 and 1 was found for the label: name the column")
         command.append("dataset.label=COLUMN")
@@ -141,7 +151,7 @@ def suggest_settings(
     if not sparse:
         notes.append("no column of ids was found: name at least one")
         command.append("dataset.sparse=[COLUMN]")
-    return Suggestion(uses, found, tuple(command), tuple(notes))
+    return tuple(command), tuple(notes)
 
 
 def _is_criteo(schema: pa.Schema) -> bool:

@@ -11,7 +11,6 @@ from kernels.gradient_squares import square_sums
 from tiers import cover, one_of
 
 from recapp.errors import ConfigError
-from recapp.kernels import SQUARE_BLOCK
 from recapp.kernels.backend import backend
 from recapp.kernels.links import (
     Bags,
@@ -24,6 +23,7 @@ from recapp.kernels.links import (
     starts,
 )
 from recapp.kernels.reference import TorchBackend
+from recapp.kernels.widths import SQUARE_BLOCK
 from recapp.optim.rules import adagrad, adam, momentum_sgd, rowwise_adagrad, sgd
 from recapp.sharding.sharding_types import COLUMN_WIDTH
 

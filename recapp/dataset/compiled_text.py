@@ -33,9 +33,9 @@ ONE = np.uint64(1)
 LINE = np.uint8(LINE_FEED)
 
 
-def readable(text: bytes, more: bytes = b"") -> Any:
+def readable(text: bytes) -> Any:
     """Return bytes as an array, behind which as many can be read as the loops look at."""
-    return np.frombuffer(b"".join((text, more, bytes(AT_ONCE))), np.uint8)[: len(text) + len(more)]
+    return np.frombuffer(bytearray(text + bytes(AT_ONCE)), np.uint8)[: len(text)]
 
 
 def _address(context: Any, builder: Any, kind: Any, place: Any, width: int) -> Any:
@@ -193,18 +193,19 @@ def split_rows(
             if place < field:
                 continue
             byte = data_C[place] if place < size else LINE
-            if byte == sign and quote >= 0 and (quoted or place == field):
-                quoted = 1 - quoted  # two quotes end and begin
-                field = place + 1
-                continue
-            ends = ends_line(byte)
-            if quoted or not (ends or (byte == first and stands_at(data_C, place, delimiter))):
-                continue
+            delimits = not quoted and byte == first and stands_at(data_C, place, delimiter)
+            if not delimits:  # most are delimiters, which are asked for first
+                if byte == sign and quote >= 0 and (quoted or place == field):
+                    quoted = 1 - quoted  # two quotes end and begin
+                    field = place + 1
+                    continue
+                if quoted or not ends_line(byte):
+                    continue
             if fields < end_NF.shape[1]:
                 end_NF[rows, fields] = place
             fields += 1
             field = place + len(delimiter)
-            if not ends:
+            if delimits:
                 continue
             if byte == RETURN and not whole and place + 1 == size:
                 return rows, odd, begin  # its line end may go on

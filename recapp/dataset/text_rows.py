@@ -78,7 +78,7 @@ class Rows(NamedTuple):
     """Rows that stand in a block of text.
 
     Args:
-        data_C: The block.
+        data_C: The block, which is good until the next rows are read.
         offset: Where it begins in the file, in bytes of UTF-8.
         first: Where the first row begins in the block.
         next: Where the row after the last one begins in the block.
@@ -259,8 +259,8 @@ class Text(Format):
     @override
     def chunks(self, file: DataFile, row_group: int) -> Iterator[pa.RecordBatch]:
         layout, head, text = _layout(self, file.path, file.stamp)
-        columns = layout.columns
-        columns = pa.schema([columns.field(name) for name in file.read or columns.names[:1]])
+        names = file.read or layout.columns.names[:1]
+        columns = pa.schema([layout.columns.field(name) for name in names])
         group = layout.groups[row_group]
         row = file.starts[row_group]
         try:
@@ -348,19 +348,21 @@ def _rows(stream: Any, head: Head, first: int, last: int | None = None) -> Itera
     # column by column, which are read one by one; the odd width keeps them apart in a CPU's cache
     end_NF = np.empty((max(len(head.names), 1), BATCH_ROWS + 24), np.int64).T
     odd_K2 = np.empty((BATCH_ROWS, 2), np.int64)
-    rest = b""
-    counted = 0
+    buffer_C = np.empty(BLOCK_BYTES + text_loops().AT_ONCE, np.uint8)
+    rest = counted = 0
     while True:
-        left = BLOCK_BYTES if last is None else min(BLOCK_BYTES, last - first - len(rest))
-        block = stream.read(left)
-        data_C = text_loops().readable(rest, block)
+        if 2 * rest > len(buffer_C) - text_loops().AT_ONCE:  # a long row
+            buffer_C = np.append(buffer_C, buffer_C)
+        left = None if last is None else last - first - rest
+        block = stream.readinto(buffer_C[rest : -text_loops().AT_ONCE][:left].data)
+        data_C = buffer_C[: rest + block]
         at = 0
         while True:
             most = min(BATCH_ROWS, GROUP_ROWS - counted % GROUP_ROWS)
             rows, odd, next = text_loops().split_rows(
                 data_C, at, not block, delimiter, head.quote, begin_N[:most], end_NF, odd_K2
             )
-            if at and block and rows < most:
+            if at and block and 4 * rows <= most:
                 next = at  # few rows are left, and are read with those of the next block
             elif rows or odd:
                 counted += rows
@@ -369,10 +371,11 @@ def _rows(stream: Any, head: Head, first: int, last: int | None = None) -> Itera
                 break
             at = next
         first += next
-        rest = data_C[next:].tobytes()
+        rest = len(data_C) - next
+        buffer_C[:rest] = data_C[next:]
         if not block:
             return
-        if len(rest) > LONGEST_ROW:
+        if rest > LONGEST_ROW:
             raise pa.ArrowInvalid(
                 f"a row has more than {LONGEST_ROW:,} bytes; if a quote begins it that none ends, "
                 "set dataset.text.quote=none"
@@ -425,8 +428,7 @@ def _found(format: Text, text: TextFile, head: Head) -> Layout:
             line += line_ends(rows.data_C[rows.first : rows.next])
             counted += len(rows.begin_N)
             good = len(rows.begin_N) + len(rows.odd_K2) - len(problems)
-            first, _, before = groups.pop()
-            groups.append(Group(first, rows.offset + rows.next, before + good))
+            groups[-1] = Group(groups[-1].first, rows.offset + rows.next, groups[-1].rows + good)
             if text.has_ranges and good and counted % GROUP_ROWS == 0:
                 groups.append(Group(groups[-1].last, groups[-1].last, 0))
     return Layout(columns or pa.schema([]), tuple(groups), tuple(bad))

@@ -36,7 +36,7 @@ from recapp.dataset.schema import TextIds
 Kind = Literal["int64", "float64", "text", "hex"]
 OWN = "own"  # the type that a column has in the files
 _NUMBERS = {"int64": pa.int64(), "float64": pa.float64()}
-FEW = 64
+EXACT = 10**15  # the first whole number of 16 digits
 _NO_FLOATS = r"\A[+-]?(0[0-9]|[0-9]{16,}\z)"
 
 
@@ -68,10 +68,13 @@ def spelling_of(column: pa.Array, sign: str | None = None) -> Spelling:
     texts = plain(column)
     texts = plain(parts_of(texts, sign).flatten()) if sign else texts
     found = Spelling.VALUES if texts.null_count < len(texts) else Spelling.NOTHING
-    if _numbers(texts, "int64", True) is None:
+    whole = _numbers(texts, "int64", True)
+    if whole is None:
         found |= Spelling.NO_WHOLE_NUMBERS
-    some = texts.slice(0, FEW)  # Arrow reads all texts, also behind the first that is no number
-    if _numbers(some, "float64", True) is None or _numbers(texts, "float64", True) is None:
+    elif not pc.any(pc.greater_equal(pc.abs(whole), EXACT)).as_py():
+        return found  # a float has each of them
+    # Arrow reads all texts, also behind the first that is no number
+    if any(_numbers(some, "float64", True) is None for some in (texts.slice(0, 64), texts)):
         found |= Spelling.NO_NUMBERS
     return found
 
@@ -179,9 +182,9 @@ def _whole_numbers(texts: pa.Array) -> pa.Array | None:
         numbers = ids_of_text(texts, TextIds.INTEGERS)
     except BadValue:
         return None
-    there = texts.buffers()[0]
-    numbers = pa.py_buffer(np.append(np.empty(texts.offset, np.int64), numbers))
-    return pa.Array.from_buffers(pa.int64(), len(texts), [there, numbers], offset=texts.offset)
+    values = pa.py_buffer(np.append(np.empty(texts.offset, np.int64), numbers))
+    buffers = [texts.buffers()[0], values]
+    return pa.Array.from_buffers(pa.int64(), len(texts), buffers, offset=texts.offset)
 
 
 def _first_bad(texts: pa.Array, kind: str, spelled: bool) -> int:

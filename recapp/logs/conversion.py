@@ -281,7 +281,7 @@ class _SplitWriter:
     def close(self) -> dict[str, Any]:
         """Finish the file, and return what the manifest says of it."""
         self._write()
-        self._wait()
+        self._write()  # waits for the last rows
         self._writer.close()
         with open(self._unfinished, "rb") as written:
             md5 = hashlib.file_digest(written, "md5").hexdigest()
@@ -295,17 +295,14 @@ class _SplitWriter:
         }
 
     def _write(self) -> None:
-        if not self._waiting:
-            return
-        rows = pa.concat_tables(self._waiting)
-        self._waiting = []
-        self._wait()
-        write = partial(self._writer.write_table, rows, row_group_size=rows.num_rows)
-        self._last = self._pool.submit(write) if self._pool else write()
-
-    def _wait(self) -> None:
+        """Write the rows that wait, when those before them are written."""
         if self._last:
             self._last.result()
+        if self._waiting:
+            rows = pa.concat_tables(self._waiting)
+            write = partial(self._writer.write_table, rows, row_group_size=rows.num_rows)
+            self._last = self._pool.submit(write) if self._pool else write()
+            self._waiting = []
 
 
 def _write(

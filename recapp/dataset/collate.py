@@ -288,9 +288,10 @@ class Collate:
         Arguments and errors are those of `rows`.
         """
         chunk = _Chunk(record_batch, columns, path, rows_N, ColumnPlaces.of(record_batch))
-        return chunk.read(
+        numbers_IN: Float32Array = chunk.read(
             self.schema.dense, np.float32, _numbers_or_nan, lambda name: None, math.nan
         )
+        return numbers_IN
 
     def _derived(
         self,

@@ -164,7 +164,7 @@ _ADVICE: tuple[tuple[Callable[[pa.DataType], bool], tuple[str, ...]], ...] = (
             "write the seconds, hours or days since a date as a number",
         ),
     ),
-    (pt.is_decimal, ("cast it to int64 or string", "cast it to float64")),
+    (pt.is_decimal, ("cast it to int64 or string",)),
     (pt.is_struct, ("name its fields, each as COLUMN.FIELD",)),
     (pt.is_map, ("name the values of its keys, each as COLUMN.KEY",)),
     (pt.is_boolean, ("cast it to int64: 0 and 1",)),
@@ -198,7 +198,7 @@ def _instead(arrow_type: pa.DataType, use: str) -> str:
 
 _Fits = tuple[Callable[[pa.DataType, pa.DataType], bool], str]
 _NUMBERS: _Fits = (
-    lambda value, _: is_number(value) or is_text(value) or pt.is_null(value),
+    lambda value, _: any(fits(value) for fits in (is_number, pt.is_decimal, is_text, pt.is_null)),
     "numbers, or strings that spell numbers",
 )
 # By use, whether a column fits, by the type of its values and of the ids in them; and the same in

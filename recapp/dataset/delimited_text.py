@@ -5,9 +5,10 @@ others infer would change ids: "007" becomes 7, and hexadecimal words that have 
 become other numbers.
 
 The first line determines the delimiter and the header, unless `dataset.text` does. A header has no
-repeated name, no empty name (except the first, for an index from pandas) and no numbers, except the
-0, 1, 2, .. of columns without names in pandas. Where the settings name the columns, a first line of
-just these names is a header. Columns without names are f0, f1, ..
+repeated name (unless numbers stand below), no empty name (except the first, for an index from
+pandas) and no numbers, except the 0, 1, 2, .. of columns without names in pandas. Where the
+settings name the columns, a first line of just these names is a header. Columns without names are
+f0, f1, ..
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from recapp.dataset.text_signs import NO_QUOTE, UNCLOSED
 _NEVER_ENDS = (
     "begins a quote that never ends; where quotes are only characters set dataset.text.quote=none"
 )
-_DELIMITERS = ("::", ",", ";", "|")
+_DELIMITERS = ("::", ",", ";", "|", "\x01")
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class DelimitedText(Text):
             delimiter = delimiter if delimiter in line else ","
         quote = ord(self.quote) if self.quote else NO_QUOTE
         names, next = _first_row(begin, delimiter.encode(), quote)
-        header = _is_header(names) if self.header is None else self.header
+        below = begin[next:].partition(b"\n")[0].decode(errors="replace").split(delimiter)
+        header = _is_header(names, below) if self.header is None else self.header
         if self.columns:
             header = self.header or names == list(self.columns)
             names = list(self.columns)
@@ -163,8 +165,10 @@ def _no_text(values: list[bytes]) -> BadValue:
     )
 
 
-def _is_header(names: Sequence[str]) -> bool:
-    without_gaps = all(names[1:]) and len(set(names)) == len(names)
+def _is_header(names: Sequence[str], below: Sequence[str]) -> bool:
+    # one that names a column twice, above numbers, is no row, but refused by who reads columns
+    unique = len(set(names)) == len(names) or any(map(_is_number, below))
+    without_gaps = all(names[1:]) and unique
     counted = names == [str(index) for index in range(len(names))]
     return without_gaps and (counted or not any(map(_is_number, names)))
 

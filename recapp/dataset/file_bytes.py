@@ -14,8 +14,8 @@ FIRST_BYTES = 65_536  # at the beginning of a file, to search for its first line
 STREAMED_BYTES = 2**23  # of a request, where compressed text of another place is read
 # The compressions by the first bytes of a file.
 CODECS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
-# bytes of text in ASCII, UTF-8 or Latin-1
-PRINTED = b"\t\n\f\r" + bytes(range(0x20, 0x7F)) + bytes(range(0x80, 0x100))
+# bytes of text in ASCII, UTF-8 or Latin-1, and Hive's ^A between columns
+PRINTED = b"\x01\t\n\f\r" + bytes(range(0x20, 0x7F)) + bytes(range(0x80, 0x100))
 # UnicodeDecodeError comes from names in a damaged footer.
 UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
 

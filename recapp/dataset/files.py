@@ -231,11 +231,13 @@ class _Listing:
 
     def _entries(self, here: Path, top: Path) -> tuple[list[Path], list[Path], list[Path]]:
         kinds: dict[str, list[Path]] = {"file": [], "partition": [], "directory": [], "other": []}
-        for entry in _naturally(here.iterdir()):
+        entries = _naturally(here.iterdir())
+        formats = self.formats.in_directory(map(str, entries))
+        for entry in entries:
             if entry.is_dir():
                 kind = "partition" if _PARTITION.match(entry.name) else "directory"
             else:
-                kind = "file" if entry.is_file() and self.formats.is_data(str(entry)) else "other"
+                kind = "file" if entry.is_file() and formats.is_data(str(entry)) else "other"
             if _hidden(entry):
                 reason = "hidden"
             else:
@@ -245,17 +247,14 @@ class _Listing:
                 self.left_out.setdefault(reason, []).append(os.path.relpath(entry, top))
         files = kinds["file"]
         for entry in kinds["other"] if files else ():
-            self._refuse_unknown(entry, files[0])
+            # without a suffix it may be data that is damaged, unless it is a page of text
+            unknown = entry.is_file() and not entry.suffix and stamp_of(str(entry)).size > 0
+            if unknown and not is_prose(begin_of(str(entry))[0]):
+                raise self._error(
+                    f"{entry.name} is in no known format and no text, and lies beside "
+                    f"{files[0].name}: write it again, or move it elsewhere"
+                )
         return files, kinds["partition"], kinds["directory"]
-
-    def _refuse_unknown(self, file: Path, beside: Path) -> None:
-        """Refuse a file without a suffix that lies beside data, unless it is a page of text."""
-        unknown = file.is_file() and not file.suffix and stamp_of(str(file)).size > 0
-        if unknown and not is_prose(begin_of(str(file))[0]):
-            raise self._error(
-                f"{file.name} is in no known format and no text, and lies beside "
-                f"{beside.name}: write it again, or move it elsewhere"
-            )
 
     def _refuse_tables(self, directories: Iterable[Path]) -> None:
         inside = [directory.absolute() for directory in directories]

@@ -7,6 +7,7 @@ arrow_files.py      Arrow's IPC files and streams, and Feather
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -48,6 +49,13 @@ class Formats(NamedTuple):
         """
         no_format = _NO_FORMAT.fullmatch(Path(path).suffix.lower()) is not None
         return bool(self.only or self._by_suffix(path) or (no_format and self._by_bytes(path)))
+
+    def in_directory(self, names: Iterable[str]) -> "Formats":
+        """Return the formats of the files of a directory: where a suffix tells the only format of
+        some, a file with a suffix of its own, such as a README.md, is in another one.
+        """
+        named = self.only and any(Formats((self.only,))._by_suffix(name) for name in names)
+        return Formats((self.only,)) if self.only and named else self
 
     def _by_suffix(self, path: str) -> Format | None:
         plain = Path(path)

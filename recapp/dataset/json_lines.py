@@ -6,6 +6,7 @@ numbers in some lines and fractions in others; a line with text where others hav
 row.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,14 +27,17 @@ class JsonLines(Text):
     suffixes: tuple[str, ...] = (".jsonl", ".ndjson")
 
     def knows(self, begin: bytes) -> bool:
-        """Return whether a file begins with an object that its first line ends."""
-        line = begin.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0].rstrip()
-        return line[:1] == b"{" and line[-1:] == b"}"
+        """Return whether a file begins with an object that its first line ends, or with a list of
+        objects, which is refused with advice.
+        """
+        return re.match(rb"(\xef\xbb\xbf)?\s*(\{[^\n]*\}\s*(\n|\Z)|\[\s*\{)", begin) is not None
 
     @override
     def head(self, text: TextFile) -> Head:
         if text.begin[text.mark :].lstrip()[:1] not in (b"{", b""):
-            raise pa.ArrowInvalid("its first line is no JSON object, {...}")
+            raise pa.ArrowInvalid(
+                "its first line is no JSON object, {...}; jq -c '.[]' makes lines of a list"
+            )
         return Head(text.mark)
 
     @override

@@ -61,14 +61,10 @@ def _parquet(table: pa.Table, path: Path, rows: int) -> None:
     pq.write_table(table, path.with_suffix(".parquet"), row_group_size=rows)
 
 
-def _csv(table: pa.Table, path: Path, rows: int) -> None:
-    csv.write_csv(table, path.with_suffix(".csv"))
-
-
 # What writes rows in each form, in row groups of some rows where the format has them.
 FORMS: dict[str, Callable[[pa.Table, Path, int], None]] = {
     "typed": _parquet,
     "hex": lambda table, path, rows: _parquet(_in_hex(table), path, rows),
     "lists": lambda table, path, rows: _parquet(_in_lists(table), path, rows),
-    "csv": _csv,
+    "csv": lambda table, path, _: csv.write_csv(table, path.with_suffix(".csv")),
 }

@@ -109,6 +109,9 @@ def example_rows(source: Source, schema: Schema, rows: int) -> RawTable:
             if pa.types.is_temporal(columns[name].type):
                 seconds = decode_times(columns[name], unit)  # whole numbers, which JSON has
                 columns[name] = pa.array(seconds * TICKS[unit], mask=seconds == MISSING)
+        for name in schema.dense:
+            if pa.types.is_decimal(columns[name].type):
+                columns[name] = columns[name].cast(pa.float64())
         for name in schema.sparse:
             columns[name] = with_values(columns[name], spelled_ids)
         for name in schema.hex:

@@ -43,7 +43,7 @@ from recapp.dataset.data_file import (
 from recapp.dataset.data_settings import FileRules
 from recapp.dataset.decode import BadValue, Int64Array, decode_ids, refuse
 from recapp.dataset.files import file_names, given_paths
-from recapp.dataset.formats import FORMATS, Formats, formats_of
+from recapp.dataset.formats import FORMATS, SUFFIXES, Formats, formats_of
 from recapp.dataset.nested_columns import leaves_of, with_parts
 from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.storage import Stamp, stamp_of
@@ -266,8 +266,9 @@ def _opened(
         stamp = stamp_of(name)
         return format, stamp, facts_of(format, name, stamp)
     except (OSError, UnreadableFileError) as error:
+        unknown = "" if formats.is_data(name) else f"in no known format ({SUFFIXES}), and "
         raise DataError(
-            f"{setting}: {name} is not a whole {format.name} file ({error}); {fix}"
+            f"{setting}: {name} is {unknown}not a whole {format.name} file ({error}); {fix}"
         ) from error
 
 

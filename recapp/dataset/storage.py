@@ -54,6 +54,8 @@ _PARTS_AT_ONCE = 8
 _NOT_THERE = "there is no such file"
 _NETWORK = ("aiohttp", "asyncio", "requests", "urllib3", "httpx")
 _Result = TypeVar("_Result")
+# The hosts that did not answer the last question after all tries: the next one is asked once.
+_silent: set[str] = set()
 
 
 class Stamp(NamedTuple):
@@ -312,7 +314,10 @@ def _asked(path: str, question: Callable[[Place], _Result], verb: str = "read") 
     """
     uri = URI.match(path)
     assert uri is not None
-    for wait in (*WAITS, None):
+    host = f"{uri[1]}://{uri[2]}"
+    waits = () if host in _silent else WAITS
+    _silent.discard(host)
+    for wait in (*waits, None):
         try:
             return question(_place(uri[1].lower(), uri[2], os.getpid()))
         except DataError:
@@ -320,7 +325,9 @@ def _asked(path: str, question: Callable[[Place], _Result], verb: str = "read") 
         except Exception as error:
             problem, passes = _problem(error)
             if not passes or wait is None:
-                tries = f", {len(WAITS) + 1} times" if passes else ""
+                if passes:
+                    _silent.add(host)
+                tries = f", {len(waits) + 1} times" if passes and waits else ""
                 raise DataError(f"{path}: cannot be {verb}: {problem}{tries}") from error
         note(f"{path}: {problem}; the next try is in {wait:g} s")
         time.sleep(wait)

@@ -38,7 +38,7 @@ from recapp.dataset.file_bytes import PRINTED, UNREADABLE, begin_of, ends_of, op
 from recapp.dataset.storage import Stamp
 from recapp.dataset.text_signs import LINE_FEED, NO_QUOTE, RETURN
 from recapp.errors import DataError
-from recapp.settings.user_cache import cached_file, read_cached_file, write_cached_file
+from recapp.settings.user_cache import cached_file, in_turn, read_cached_file, write_cached_file
 
 GROUP_ROWS = 65_536
 BATCH_ROWS = 8192  # at most; a divisor of GROUP_ROWS
@@ -320,7 +320,7 @@ def times_of_text(column: pa.Array, form: str) -> pa.Array:
 
 def _iso_seconds(text: str | None) -> int | None:
     try:
-        time = datetime.fromisoformat(text or "")
+        time = datetime.fromisoformat((text or "").removesuffix(" UTC"))
     except ValueError:
         return None
     return math.floor((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp())
@@ -398,10 +398,12 @@ def _layout(format: Text, path: str, stamp: Stamp) -> tuple[Layout, Head, TextFi
             name = path if "://" in path else os.path.realpath(path)
             identity = [_LAYOUT, name, *stamp, repr(format)]
             place = cached_file("rows", identity)
-        layout = _from_plain(read_cached_file(place))
-        if layout is None:
-            layout = _found(format, text, head)
-            write_cached_file(place, _to_plain(layout))
+        with in_turn(place, f"{path}: counting rows"):  # ranks of one machine read it once
+            layout = _from_plain(read_cached_file(place))
+            if layout is None:
+                layout = _found(format, text, head)
+                columns = b64encode(layout.columns.serialize()).decode()
+                write_cached_file(place, layout._asdict() | {"columns": columns})
     except UNREADABLE as error:
         raise UnreadableFileError(reason(error)) from error
     return layout, head, text
@@ -432,11 +434,6 @@ def _found(format: Text, text: TextFile, head: Head) -> Layout:
             if text.has_ranges and good and counted % GROUP_ROWS == 0:
                 groups.append(Group(groups[-1].last, groups[-1].last, 0))
     return Layout(columns or pa.schema([]), tuple(groups), tuple(bad))
-
-
-def _to_plain(layout: Layout) -> dict[str, Any]:
-    columns = b64encode(layout.columns.serialize()).decode()
-    return {"columns": columns, "groups": layout.groups, "bad": layout.bad}
 
 
 def _from_plain(entry: Any) -> Layout | None:

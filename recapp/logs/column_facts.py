@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from recapp.dataset.arrow_types import (
+    id_type,
     is_id,
     is_list,
     is_number,
@@ -115,18 +116,18 @@ class ColumnCounter:
         self._texts: dict[int, str] = {}
         self._sample: dict[str, None] = {}
         self._lengths: tuple[int, int] | None = None
-        self._countable = True
+        self._countable = not pt.is_nested(id_type(type))
 
     def add(self, column: pa.Array, part: int) -> None:
         """Count the values of some rows, all of which are in one of the `PARTS` of the rows."""
         self._rows += len(column)
-        if is_list(column.type):
+        lists = is_list(column.type)
+        if lists or not self._countable:
             self._missing += column.null_count
-            column = self._flat(without_views(column))
-        elif not self._countable or pt.is_nested(column.type):
-            self._countable = False
-            self._missing += column.null_count
+        if not self._countable:
             return
+        if lists:
+            column = self._flat(without_views(column))
         values, counts = _distinct(column)
         present = pc.is_valid(values)
         if is_text(values.type):
@@ -248,10 +249,12 @@ def _keys(values: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _numbers(values: pa.Array) -> FloatArray | None:
-    """Return values as numbers; None if one is none, or not finite."""
+    """Return values as numbers, true and false as 1 and 0; None if one is none, or not finite."""
     if is_text(values.type):
+        values = as_text(values)
+        truth = pc.all(pc.match_substring_regex(values, r"\A(true|True|TRUE|false|False|FALSE)\z"))
         try:
-            values = as_text(values).cast(pa.float64())
+            values = values.cast(pa.bool_() if truth.as_py() else pa.float64())
         except pa.ArrowInvalid:
             return None
     elif not is_number(values.type):

@@ -10,7 +10,8 @@ A column gets the first use that fits:
                 a name such as ts or timestamp
     vector      lists of numbers with fractions, all of one length
     list        lists of ids, or text with one sign between ids
-    number      fractions; whole numbers under a name such as price or count
+    weights     lists of numbers with fractions, as long in each row as those of one column of ids
+    number      fractions; true and false; whole numbers under a name such as price or count
     id          all others
 
 The uses are guesses, which the file of settings leaves to its reader to change.
@@ -42,7 +43,10 @@ _NUMBER = re.compile(
 )
 _TIME = re.compile(r"(^|_)(time|ts|timestamp|datetime|date|at)(_|$)", re.IGNORECASE)
 _NAMELESS = re.compile(r"f\d+\Z")  # of a column of text without a header
-_TIME_TEXT = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}.*)?\Z")
+# without the 0000-00-00 of MySQL, which is no time
+_DAY = r"[1-9]\d{3}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
+_CLOCK = r"[T ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?(Z| UTC|[+-]\d{2}:?\d{2})?"
+_TIME_TEXT = re.compile(rf"{_DAY}({_CLOCK})?\Z")
 # units of whole numbers since 1970, by their size between the years 1990 and 2100
 _UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 _SOONEST = 6.3e8
@@ -50,6 +54,7 @@ _LATEST = 4.1e9
 # Signs between ids in text, and the most different parts for each different text: words of a title
 # also have blanks between them.
 _SEPARATORS = {"|": 0.8, ";": 0.8, ",": 0.8, " ": 0.1}
+_RAGGED = ("left out", "has lists of fractions, of several lengths")
 KEY_ROWS = 100  # fewer rows may have different ids by chance
 RARE_IDS = 10_000  # a column with more ids, half of which occur once, gets a vocabulary
 BATCH = 1024
@@ -97,6 +102,8 @@ def suggest_settings(
         return Suggestion(uses, {**known, "naming": "criteo", **_sizes(columns, [])})
     label = _label(columns)
     uses = {facts.name: _use(facts, label) for facts in columns}
+    weights = _weights(columns, uses)
+    uses |= {name: ("weights", f"of the ids of {ids}") for ids, name in weights.items()}
     names = {
         use: [name for name, (its, _) in uses.items() if its == use] for use, _ in uses.values()
     }
@@ -105,6 +112,8 @@ def suggest_settings(
     sparse = [name for name, (use, _) in uses.items() if use in ("id", "list")]
     by_name = {facts.name: facts for facts in columns}
     found = {**known, "label": label, "dense": names.get("number", []), "sparse": sparse}
+    if weights:
+        found["id_weights"] = weights
     if separators:
         found["separator"] = separators
     if times := names.get("time"):
@@ -115,17 +124,34 @@ def suggest_settings(
     if vectors := names.get("vector"):
         found["vectors"] = {name: (by_name[name].lengths or (0, 0))[1] for name in vectors}
     found |= _sizes(columns, [] if separators else sparse)
+    command, notes = _remarks(found, by_name)
+    return Suggestion(uses, found, command, notes)
+
+
+def _remarks(
+    found: Mapping[str, Any], by_name: Mapping[str, ColumnFacts]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what some settings need on the command line to train, and what keeps them from it."""
     notes: list[str] = []
     command: list[str] = []
+    label = found["label"]
+    sparse = found["sparse"]
     if label is None:
         notes.append("no column of 0 and 1 was found for the label: name the column")
         command.append("dataset.label=COLUMN")
     elif not by_name[label].is_binary:
         command.append("task=rating")
+    elif missing := by_name[label].missing:
+        notes.append(
+            f"{label} is missing in {missing:,} rows, so it does not train: leave them out, or "
+            "write 0 there, and a weight of 0 (dataset.weight)"
+        )
+    if len(sparse) == 1 and not found.keys() & {"times", "vectors"} and not found["dense"]:
+        command.append("model=logistic")
     if not sparse:
         notes.append("no column of ids was found: name at least one")
         command.append("dataset.sparse=[COLUMN]")
-    return Suggestion(uses, found, tuple(command), tuple(notes))
+    return tuple(command), tuple(notes)
 
 
 def _is_criteo(schema: pa.Schema) -> bool:
@@ -166,37 +192,53 @@ def _use(facts: ColumnFacts, label: str | None) -> tuple[str, str]:
     if facts.name == label:
         return "label", "0 and 1" if facts.is_binary else "a number to predict"
     if facts.distinct is None:
-        return (
-            "left out",
-            f"is nested ({facts.type}): name values of a map by key, {facts.name}.KEY",
-        )
+        hint = f": name values by key, {facts.name}.KEY" if pt.is_map(facts.type) else ""
+        return "left out", f"is nested ({facts.type}){hint}"
     if facts.distinct < 2 and facts.lengths is None:
         return "left out", "has one value" if facts.distinct else "has no value"
     if pt.is_temporal(facts.type):
-        return "time", "has a type of times"
+        if pt.is_timestamp(facts.type) or pt.is_date(facts.type):
+            return "time", "has a type of times"
+        return "left out", f"has type {facts.type}: write it as a number"
     timely = _TIME.search(_plain(facts.name)) or _NAMELESS.match(facts.name)
     if timely and (unit := unit_of(facts)):
         return "time", f"whole numbers of {unit} since 1970"
     points = any("." in text for text in facts.texts)
+    points = points or pt.is_boolean(facts.type)
     fractions = facts.numbers is not None and (points or not facts.whole)
     if facts.lengths is not None:
         if not fractions:
             return "list", f"{facts.ids_per_row or 0:.3g} ids a row"
         if facts.lengths[0] == facts.lengths[1] > 0:
             return "vector", f"lists of {facts.lengths[1]} numbers"
-        return "left out", "has lists of fractions, of several lengths"
+        return _RAGGED
     if sign := separator_of(facts):
         return "list", f"ids with {sign!r} between them"
     if facts.numbers is None and facts.texts and all(map(_TIME_TEXT.match, facts.texts)):
         return "time", "text of times"
     if fractions:
-        return "number", "numbers with a point"
+        return "number", "numbers with a point, or true and false"
     present = facts.rows - facts.missing
     if present >= KEY_ROWS and facts.distinct >= 0.99 * present:
         return "left out", "has another value in each row"
     if facts.numbers is not None and _NUMBER.search(_plain(facts.name)):
         return "number", "whole numbers with such a name"
     return "id", "whole numbers" if facts.numbers is not None else "text"
+
+
+def _weights(columns: Sequence[ColumnFacts], uses: Mapping[str, tuple[str, str]]) -> dict[str, str]:
+    """Return the columns of ids for which just one column has as many fractions in each row."""
+    found: dict[str, str] = {}
+    for facts in columns:
+        ids = [
+            one.name
+            for one in columns
+            if uses[one.name][0] == "list"
+            and (one.lengths, one.ids_per_row) == (facts.lengths, facts.ids_per_row)
+        ]
+        if uses[facts.name] == _RAGGED and len(ids) == 1:
+            found[ids[0]] = facts.name
+    return found
 
 
 def unit_of(facts: ColumnFacts) -> str | None:
@@ -246,6 +288,7 @@ _WHY = {
     "label": "the column to predict",
     "dense": "numbers",
     "sparse": "ids",
+    "id_weights": "numbers by which the vectors of ids are multiplied",
     "separator": "the sign between the ids of a text",
     "times": "times, which become hour, weekday and waves",
     "vectors": "lists of numbers that are taken as they are",
@@ -283,5 +326,5 @@ def _lines(path: str | Sequence[str], suggestion: Suggestion) -> Iterator[str]:
 
 def _entry(key: str, value: Any) -> list[str]:
     text: str = yaml.safe_dump(value, default_flow_style=True, width=90, sort_keys=False)
-    first, *rest = text.removesuffix("...\n").splitlines()
+    first, *rest = text.removesuffix("...\n").replace("${", r"\${").splitlines()
     return [f"{key}: {first}", *rest]

@@ -8,15 +8,17 @@ writes nothing beside the data. One that cannot be read or written is no error: 
 again.
 """
 
+import fcntl
 import hashlib
 import json
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from recapp.console import note
 from recapp.settings.option_files import read_json
 from recapp.settings.whole_file import write_whole
 
@@ -67,3 +69,26 @@ def write_cached_file(path: Path | None, entry: Any) -> Path | None:
     except OSError:
         return None
     return path
+
+
+@contextmanager
+def in_turn(path: Path | None, what: str) -> Iterator[None]:
+    """Let one process of this machine at a time measure what an entry holds, which the next ones
+    then find there. The kernel gives the turn of a process that dies to the next one.
+
+    Args:
+        path: The entry; None lets all go on.
+        what: What is measured, for the line that a waiting process prints.
+    """
+    with ExitStack() as stack:
+        with suppress(OSError):  # no place for a lock, or a file system without locks
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                lock = stack.enter_context(open(path.with_suffix(".lock"), "w"))
+                stack.callback(path.with_suffix(".lock").unlink, missing_ok=True)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    note(f"{what}: another process does that; waiting for it")
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -22,6 +22,7 @@ from recapp.dataset.decode import (
 )
 from recapp.dataset.decode_bags import decode_bags
 from recapp.dataset.schema import Schema, TextIds
+from recapp.dataset.sequential_rows import example_rows, plain_rows
 from recapp.dataset.source import open_source
 from recapp.dataset.stream import BatchStream
 from recapp.errors import DataError
@@ -57,6 +58,20 @@ def test_hexadecimal_words_of_eight_digits_are_ids(column, data):
         assert decode_ids(pa.array(column, kind)[first:], TextIds.HEX).tolist() == [
             by_hand(word) for word in column[first:]
         ]
+
+
+@pytest.mark.parametrize("kind", [pa.decimal128(9, 2), pa.decimal256(50, 2)])
+def test_decimals_are_numbers_and_labels(tmp_path, kind):
+    column = pa.array(["-1.25", None, "0.10", "1.00"]).cast(kind)
+    numbers, missing = decode_numbers(column)
+    assert numbers.tolist() == [-1.25, 0, np.float32(0.1), 1]
+    assert missing.tolist() == [False, True, False, False]
+    assert decode_labels(column[3:]).tolist() == [1]
+    rows = {"label": pa.array([0, 1, 1, 0]), "number": column, "id": pa.array([1, 2, 3, 4])}
+    pq.write_table(pa.table(rows), tmp_path / "x.parquet")
+    examples = plain_rows(example_rows(open_source(str(tmp_path), SCHEMA), SCHEMA, 4))
+    assert [row["number"] for row in examples] == [-1.25, None, 0.1, 1.0]
+    assert one_batch(tmp_path, SCHEMA, dense_transform="none").dense_BI[0, 0] == -1.25
 
 
 @given(

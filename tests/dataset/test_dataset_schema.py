@@ -109,7 +109,6 @@ def test_a_missing_label_is_an_error_only_where_labels_are_wanted():
         ("I2", pa.timestamp("us"), "; write the seconds, hours or days since a date as a number$"),
         ("I2", pa.date32(), "; write the seconds, hours or days since a date as a number$"),
         ("C3", pa.decimal128(9, 2), "; cast it to int64 or string$"),
-        ("I2", pa.decimal128(9, 2), "; cast it to float64$"),
         ("I2", pa.struct([("a", pa.int64())]), "; name its fields, each as COLUMN.FIELD$"),
         (
             "C3",

@@ -31,6 +31,7 @@ READ = {
     "tabs": text("\t").encode(),
     "semicolons.csv": text(";").encode(),
     "bars, no header": text("|", header=False).encode(),
+    "hive": text("\x01").encode(),
     "x.inter": text("\t").encode(),
     "mark.csv": text(",").encode("utf-8-sig"),
     "latin-1.csv": text(",").replace(",a", ",é").encode("latin-1"),
@@ -76,6 +77,14 @@ def test_a_header_is_distinguished_from_a_row(tmp_path, header, named):
     assert rows == [0 if named else 1] and (columns.names[:2] == ["f0", "f1"]) != named
 
 
+def test_a_header_that_names_a_column_twice_is_no_row(tmp_path):
+    (tmp_path / "x.csv").write_text("label,row,row,one\n0,1,2,a\n")
+    with pytest.raises(DataError, match=r"column row \(row\) is there 2 times"):
+        open_source(str(tmp_path), SCHEMA)
+    (tmp_path / "x.csv").write_text("a,b,b\nb,a,c\n")
+    assert open_source(str(tmp_path / "x.csv"), Schema("f0", ("f1",), ("f2",))).rows == 2
+
+
 def test_what_is_no_text_and_rows_that_do_not_fit_are_refused(tmp_path):
     for name, content, problem in (
         (
@@ -105,6 +114,23 @@ def test_damaged_parquet_and_unknown_bytes_are_not_whole_parquet(tmp_path, conte
     (tmp_path / "logs.parquet").write_bytes(content)
     with pytest.raises(DataError, match=r"is not a whole Parquet file .*; write it again or leave"):
         open_source(str(tmp_path), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        (
+            "x.xlsx",
+            b"PK\x03\x04" + bytes(90),
+            r"in no known format \(\.parquet, .*; write it again",
+        ),
+        ("x.json", b'[{"label": 1,\n', r"not a whole JSON lines file .*; jq -c '\.\[\]' makes"),
+    ],
+)
+def test_a_file_in_no_known_format_is_not_called_parquet(tmp_path, name, content, said):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=said):
+        open_source(str(tmp_path / name), SCHEMA)
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,17 @@ def test_a_named_format_reads_all_files_whatever_their_names(tmp_path):
         read(tmp_path, "dataset.format=parquet")
 
 
+def test_a_page_beside_files_whose_names_tell_the_named_format_is_left_out(tmp_path):
+    (tmp_path / "day_1.csv").write_text(text_of(ROWS, ","))
+    (tmp_path / "day_2").write_text(text_of(ROWS, ","))
+    for name in ("README.md", "LICENSE"):
+        (tmp_path / name).write_text("Logs of a shop\n\nas of 2026\n")
+    found, said = read(tmp_path, "dataset.format=csv")
+    assert found == ROWS * 2
+    (left_out,) = said["left_out"]
+    assert left_out["names"] == ["LICENSE", "README.md"]
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [
@@ -170,6 +181,7 @@ def test_a_model_of_it_trains_and_is_evaluated_by_commands(tmp_path):
     ("form", "texts", "seconds"),
     [
         ("iso", ["1970-01-02T00:00:01Z", "", "1970-01-01 01:00:00+01:00"], [86_401, None, 0]),
+        ("iso", ["1970-01-02 00:00:01 UTC", "1970-01-01 00:00:05.9 UTC"], [86_401, 5]),
         ("iso", ["1970-01-02", "1970-01-01 00:00:05.9"], [86_400, 5]),
         ("iso", ["1970-01-02T00:00:00Z", "1970-01-02T00:00:00"], [86_400, 86_400]),
         ("iso", ["1969-12-31T23:59:59.5"], [-1]),

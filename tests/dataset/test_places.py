@@ -142,6 +142,21 @@ def test_nothing_above_a_bucket_is_asked_for_a_table():
     assert not located("s3://bucket").parents
 
 
+def test_a_server_that_does_not_answer_is_asked_once_by_the_next_question(shelf, capsys):
+    (shelf.folder / "rows.csv").write_text("label,row\n1,2\n")
+    shelf.put()
+    path = f"{shelf.uri}/rows.csv"
+    shelf.server.faults.next += [status(503)] * 20
+    for tries in (", 4 times", ""):
+        with pytest.raises(DataError) as info:
+            stamp_of(path)
+        assert str(info.value).endswith(f"the server answers 503{tries}")
+    assert len(capsys.readouterr().err.splitlines()) == 3
+    for faults in (0, 2):  # it has answered, so it is asked again
+        shelf.server.faults.next[:] = [status(503)] * faults
+        stamp_of(path)
+
+
 @pytest.mark.parametrize(
     "fault",
     [status(503), CUT, *(pytest.param(status(n), marks=pytest.mark.full) for n in (500, 429))],

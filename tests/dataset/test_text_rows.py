@@ -3,7 +3,9 @@
 import csv
 import gzip
 import io
+import multiprocessing
 import random
+import time
 
 import numpy as np
 import pytest
@@ -172,6 +174,43 @@ def test_rows_are_counted_once_for_all_runs(tmp_path, small_groups, monkeypatch,
     path.write_text(path.read_text() + ("99,x\n" if format.name == "CSV" else "{}\n"))
     assert opened(path, format).starts[-1] == first.starts[-1] + 1
     assert len(list((tmp_path / "cache/recapp/rows").iterdir())) == 2
+
+
+def test_one_process_counts_and_the_next_one_takes_over(tmp_path, small_groups, monkeypatch, capfd):
+    """The first of three processes dies as it counts; one of the others counts, the last reads."""
+    monkeypatch.setattr(text_rows, "CACHED_BYTES", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "x.csv"
+    path.write_text(_text(41))
+    counting, counted = tmp_path / "counting", tmp_path / "counted"
+    found = text_rows._found
+
+    def slowly(*arguments):
+        with open(counted, "a") as file:
+            file.write("once\n")
+        if not counting.exists():
+            counting.touch()
+            time.sleep(60)
+        return found(*arguments)
+
+    monkeypatch.setattr(text_rows, "_found", slowly)
+    fork = multiprocessing.get_context("fork")
+    first, second, third = (fork.Process(target=opened, args=(path,)) for _ in range(3))
+    first.start()
+    while not counting.exists():
+        time.sleep(0.01)
+    second.start()
+    third.start()
+    said = ""
+    while said.count("another process does that") < 2:
+        said += capfd.readouterr().err
+        time.sleep(0.01)
+    first.kill()
+    for one in (second, third):
+        one.join(30)
+        assert one.exitcode == 0
+    assert counted.read_text() == "once\nonce\n"
+    assert len(list((tmp_path / "cache/recapp/rows").iterdir())) == 1
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, small_groups, monkeypatch):

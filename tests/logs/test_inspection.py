@@ -14,15 +14,19 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from jobs import command, metrics_of
+from omegaconf import OmegaConf
 
 from recapp.data import main, with_path
 from recapp.dataset.data_settings import DataSettings
+from recapp.dataset.decode import decode_labels
 from recapp.dataset.schema import schema_of
 from recapp.dataset.source import open_raw, open_source
+from recapp.dataset.stream import BatchStream
+from recapp.dataset.text_rows import times_of_text
 from recapp.errors import DataError
 from recapp.logs.inspection import facts_of_columns
 from recapp.logs.sampled_counts import SampledCounts
-from recapp.logs.suggestion import suggest_settings
+from recapp.logs.suggestion import as_yaml, suggest_settings
 from recapp.settings.records import record
 from recapp.tables.table_settings import TablesOfDataset
 
@@ -116,6 +120,13 @@ def test_types_of_parquet_tell_lists_vectors_and_times(tmp_path):
             "word": pa.array([str(n % 3) for n in range(rows)]).dictionary_encode(),
             "nested": pa.array([{"a": 1, "b": {"n": n % 5}} for n in range(rows)]),
             "nothing": pa.nulls(rows, pa.int64()),
+            "lists": pa.array([[[n]] for n in range(rows)]),
+            "flag": pa.array([n % 3 > 0 for n in range(rows)]),
+            "took": pa.array(range(rows), pa.duration("s")),
+            "history": pa.array([list(range(n % 4)) for n in range(rows)]),
+            "seconds": pa.array([[0.5] * (n % 4) for n in range(rows)]),
+            "odd": pa.array([[0.5] * (n % 3) for n in range(rows)]),
+            "price": pa.array([n % 7 + 0.25 for n in range(rows)]).cast(pa.decimal128(9, 2)),
             "session": pa.ExtensionArray.from_storage(
                 pa.uuid(), pa.array([bytes([n % 9] * 16) for n in range(rows)], pa.binary(16))
             ),
@@ -132,9 +143,69 @@ def test_types_of_parquet_tell_lists_vectors_and_times(tmp_path):
         "nested.a": "left out",
         "nested.b.n": "id",
         "nothing": "left out",
+        "lists": "left out",
+        "flag": "number",
+        "took": "left out",
+        "history": "list",
+        "seconds": "weights",
+        "odd": "left out",
+        "price": "number",
         "session": "id",
     }
     assert suggestion.settings["vectors"] == {"vector": 2}
+    assert suggestion.settings["id_weights"] == {"history": "seconds"}
+    settings = {name: one for name, one in suggestion.settings.items() if name != "times"}
+    dataset = record(DataSettings, {"path": str(tmp_path), **settings}, "dataset")
+    schema = schema_of(dataset, TablesOfDataset())
+    stream = BatchStream(open_source(dataset.path, schema), schema, batch_size=rows, lanes=1)
+    assert len(next(iter(stream)).labels_B) == rows
+
+
+@pytest.mark.parametrize(
+    ("time", "use"),
+    [
+        ("2026-11-29 17:16:11 UTC", "time"),
+        ("2026-11-29T17:16:11.5+01:00", "time"),
+        ("2026-11-29", "time"),
+        ("0000-00-00 00:00:00", "id"),
+        ("2026-13-01", "id"),
+        ("2026-11-29 05:16 PM", "id"),
+    ],
+)
+def test_only_texts_that_training_reads_are_times(tmp_path, time, use):
+    rows = [f"{n % 2},{time if n == 9 else f'2026-11-{n:02d}'}\n" for n in range(1, 29)]
+    (tmp_path / "x.csv").write_text("".join(["label,when\n", *rows]))
+    source = open_raw(str(tmp_path / "x.csv"))
+    found = suggest_settings(facts_of_columns(source), source.types)
+    assert found.uses["when"][0] == use
+    if use == "time":
+        times = times_of_text(pa.array([time]), found.settings["text"]["times"]["when"])
+        assert times[0].is_valid
+
+
+def test_true_and_false_are_a_label_as_pandas_writes_them(tmp_path):
+    rows = [f"{n % 3 == 0},{n % 7},{n % 5 > 0}\n" for n in range(90)]
+    (tmp_path / "x.csv").write_text("".join(["clicked,user,seen\n", *rows]))
+    source = open_raw(str(tmp_path / "x.csv"))
+    found = suggest_settings(facts_of_columns(source), source.types)
+    assert {name: use for name, (use, _) in found.uses.items()} == {
+        "clicked": "label",
+        "user": "id",
+        "seen": "id",
+    }
+    assert decode_labels(pa.array([row.split(",")[0] for row in rows])).sum() == 30
+
+
+def test_what_keeps_the_command_from_training_is_said(tmp_path):
+    """A label that is missing; a model of one feature; a name that settings would resolve."""
+    rows = [f"{n % 2 if n % 9 else ''},{n % 7}\n" for n in range(90)]
+    (tmp_path / "x.csv").write_text("".join(["label,${oc.env:HOME}\n", *rows]))
+    source = open_raw(str(tmp_path / "x.csv"))
+    found = suggest_settings(facts_of_columns(source), source.types)
+    assert found.command == ("model=logistic",)
+    assert found.notes[0].startswith("label is missing in 10 rows, so it does not train")
+    written = OmegaConf.create(as_yaml("x.csv", found, []))
+    assert list(written.sparse) == ["${oc.env:HOME}"]
 
 
 def test_many_values_are_estimated_and_frequent_ones_counted_exactly():

@@ -41,7 +41,7 @@ from recapp.dataset.decode import (
 from recapp.dataset.decode_bags import decode_bags, decode_id_weights, padding_id
 from recapp.dataset.nested_columns import own_column, part_of, with_parts
 from recapp.dataset.rows import DecodedColumns, FeatureBags, IdArray, Rows, join
-from recapp.dataset.schema import Schema, TextIds
+from recapp.dataset.schema import Schema
 from recapp.errors import ConfigError, DataError, suggest
 from recapp.sparse.keyed_jagged_tensor import (
     Batch,
@@ -94,16 +94,18 @@ class _Chunk:
         self,
         names: Sequence[str],
         dtype: npt.DTypeLike,
-        decode: Callable[..., npt.NDArray[Any]],
+        decode: Callable[..., npt.NDArray[Any]] | None,
         text_of: Callable[[str], Any],
         absent: float = MISSING,
-    ) -> npt.NDArray[Any]:
-        """Return a value for each column and row, [len(names), N].
+    ) -> Any:
+        """Return a value for each column and row, [len(names), N]; None if a column needs `decode`
+        but there is none.
 
         Args:
             names: The columns.
             dtype: The type of the values.
-            decode: Decodes a column; its argument `text` is the reading of text.
+            decode: Decodes a column that is none of the usual; its argument `text` is the reading
+                of text.
             text_of: Returns the reading of text for a column.
             absent: The value where one is missing.
 
@@ -114,18 +116,10 @@ class _Chunk:
         texts = [text_of(name) for name in names]
         own_names = [self.columns[name] for name in names]
         for number in self.places.write(own_names, texts, absent, matrix):
+            if decode is None:
+                return None
             matrix[number] = self.decoded(names[number], partial(decode, text=texts[number]))
         return matrix
-
-    def short_ids(self, names: Sequence[str], text_of: Callable[[str], TextIds]) -> Any:
-        """Return single ids in 32 bits, [len(names), N], if all fit and are integers in the file;
-        None otherwise. Arguments as for `read`.
-        """
-        matrix = np.empty((len(names), self.batch.num_rows), np.int32)
-        own_names = [self.columns[name] for name in names]
-        absent = np.iinfo(np.int32).min
-        rest = self.places.write(own_names, [*map(text_of, names)], absent, matrix)
-        return None if rest else matrix
 
     def decoded(self, name: str, decode: Callable[[pa.Array], Any]) -> Any:
         """Decode a column.
@@ -232,8 +226,11 @@ class Collate:
             lambda name: None,
             math.nan if derives else 0.0,
         )
-        ids_SN = chunk.short_ids(self.singles, schema.text_ids) if in_32_bits else None
-        if ids_SN is None or derives:
+        ids_SN: Any = None
+        if in_32_bits and not derives:
+            absent = np.iinfo(np.int32).min
+            ids_SN = chunk.read(self.singles, np.int32, None, schema.text_ids, absent)
+        if ids_SN is None:
             ids_SN = chunk.read(self.singles, np.int64, decode_ids, schema.text_ids)
         bags = tuple(self._bags_of(chunk, name) for name in schema.sparse if name in self.bags)
         targets_TN = np.empty((len(schema.targets), record_batch.num_rows), dtype=np.float32)
@@ -291,9 +288,10 @@ class Collate:
         Arguments and errors are those of `rows`.
         """
         chunk = _Chunk(record_batch, columns, path, rows_N, ColumnPlaces.of(record_batch))
-        return chunk.read(
+        numbers_IN: Float32Array = chunk.read(
             self.schema.dense, np.float32, _numbers_or_nan, lambda name: None, math.nan
         )
+        return numbers_IN
 
     def _derived(
         self,

@@ -247,3 +247,10 @@ def decode_texts(
             entry_D[size] = absent
             bad_C[c] = look_up(code_N, there_N, entry_D, size, out_N)
     return bad_C
+
+
+@jit
+def hash_rows(row_NC: Any, id_N: Any) -> None:
+    """Write the hash of the bytes of each row of a matrix as an id."""
+    for n in range(len(id_N)):
+        id_N[n] = of_hash(xxh64(row_NC[n], 0, row_NC.shape[1]))

@@ -45,26 +45,15 @@ from recapp.dataset.data_settings import (
     Derivation,
     DerivedColumn,
 )
-from recapp.dataset.decode import Float32Array, Int64Array
+from recapp.dataset.decode import Float32Array, Int64Array, compiled_texts
 from recapp.sparse.missing_ids import MISSING
 
 IdArray: TypeAlias = npt.NDArray[np.signedinteger[Any]]  # int64, or int32 where all fit
-UInt64Array = npt.NDArray[np.uint64]
 Float64Array = npt.NDArray[np.float64]
 HALF_PI = math.pi / 2
 SINE_TERMS = tuple((-1) ** (n // 2) / math.factorial(n) for n in range(1, 16, 2))
 # Taylor's coefficients; up to a quarter turn the error of both sums is below 1e-11.
 COSINE_TERMS = tuple((-1) ** (n // 2) / math.factorial(n) for n in range(0, 17, 2))
-_P1, _P2, _P3, _P4, _P5 = (
-    np.uint64(prime)
-    for prime in (
-        0x9E3779B185EBCA87,
-        0xC2B2AE3D27D4EB4F,
-        0x165667B19E3779F9,
-        0x85EBCA77C2B2AE63,
-        0x27D4EB2F165667C5,
-    )
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,21 +300,9 @@ def crossed(ids: Sequence[Int64Array]) -> Int64Array:
     """Return the XXH64 hash, seed 0, of the bytes of the ids of each row, [N].
 
     Args:
-        ids: S columns of ids, each [N]; S * 8 bytes are less than 32, so the hash has no stripes.
+        ids: Columns of ids, each [N].
     """
-    with np.errstate(over="ignore"):
-        state = np.full(len(ids[0]), _P5 + np.uint64(8 * len(ids)), dtype=np.uint64)
-        for ids_N in ids:
-            word = np.ascontiguousarray(ids_N).view(np.uint64)
-            state ^= _rotated(word * _P2, 31) * _P1
-            state = _rotated(state, 27) * _P1 + _P4
-        state = (state ^ (state >> np.uint64(33))) * _P2
-        state = (state ^ (state >> np.uint64(29))) * _P3
-        state ^= state >> np.uint64(32)
-    hashes_N = state.view(np.int64)
-    hashes_N[hashes_N == MISSING] = MISSING + 1
-    return hashes_N
-
-
-def _rotated(words: UInt64Array, bits: int) -> UInt64Array:
-    return (words << np.uint64(bits)) | (words >> np.uint64(64 - bits))
+    row_NC = np.ascontiguousarray(np.stack(ids, axis=1)).view(np.uint8)
+    hash_N = np.empty(len(row_NC), np.int64)
+    compiled_texts().hash_rows(row_NC, hash_N)
+    return hash_N

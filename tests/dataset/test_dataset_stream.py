@@ -368,7 +368,7 @@ def test_without_threads_chunks_are_read_and_decoded_evenly(tmp_path, monkeypatc
             yield begin, chunk
 
     monkeypatch.setattr(stream, "chunks", noted)
-    batches = BatchStream(source, SCHEMA, batch_size=80, lanes=8, shuffle_rows=160)
+    batches = BatchStream(source, SCHEMA, batch_size=80, lanes=8, shuffle_rows=40)
     done = np.array([(sum(read), sum(decoded)) for _ in batches])
     assert done[-1].tolist() == [source.rows] * 2
     # one is read or decoded, although all lanes come to the ends of theirs together

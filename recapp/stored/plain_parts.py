@@ -38,7 +38,6 @@ from typing import Any, BinaryIO, cast, get_args, get_origin
 
 import numpy as np
 import numpy.typing as npt
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -343,6 +342,8 @@ Values = npt.NDArray[np.generic]
 
 def dense_bytes(state: Mapping[str, Tensor]) -> bytes:
     """Return dense parameters and buffers as a safetensors file."""
+    import safetensors.torch  # here, as most commands read a manifest and no dense part
+
     tensors = {name: values.detach().cpu().contiguous().clone() for name, values in state.items()}
     return safetensors.torch.save(tensors)
 
@@ -353,6 +354,8 @@ def dense_values(raw: bytes) -> dict[str, Tensor]:
     Raises:
         ValueError: The bytes are not a safetensors file, or a value is not finite.
     """
+    import safetensors.torch
+
     try:
         state: dict[str, Tensor] = safetensors.torch.load(raw)
     except (ValueError, KeyError, safetensors.SafetensorError) as error:

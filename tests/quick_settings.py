@@ -1,6 +1,7 @@
 """The files of `conf/` and Hydra's own are read and merged once a process for each choice of
 options: a command composes two dozen of them, which takes a tenth of a second. Single settings are
-applied by every call, as Hydra applies them. Files of other folders may change between two calls.
+applied by every call, as Hydra applies them. Files of other folders may change between two calls
+and are read by each.
 """
 
 import pickle
@@ -39,8 +40,19 @@ def _loaded(file):
 _parsed = cache(load)
 
 
-def _never_changes(repo):
-    return all(source.path in SOURCES for source in repo.get_sources())
+def _files_of(repo):
+    """What tells the files of its folders from others; None where that cannot be told."""
+    found = []
+    try:
+        for source in repo.get_sources():
+            found.append(source.path)
+            if source.path not in SOURCES:
+                folder = Path(source.path)
+                files = sorted(folder.rglob("*.yaml"))
+                found[-1] = tuple((str(f.relative_to(folder)), f.read_bytes()) for f in files)
+    except OSError:
+        return None
+    return tuple(found)
 
 
 def _listed(repo, config_name, overrides_list, **how):
@@ -48,11 +60,11 @@ def _listed(repo, config_name, overrides_list, **how):
     overrides = Overrides(repo=repo, overrides_list=overrides_list)
     single = {id(each) for each in overrides.config_overrides}
     options = [each.input_line for each in overrides_list if id(each) not in single]
-    choice = (config_name, *options, *how.items())
-    if not _never_changes(repo) or choice not in listed:
+    files = _files_of(repo)
+    choice = (files, config_name, *options, *how.items())
+    if files is None or choice not in listed:
         found = list_options(repo, config_name, overrides_list, **how)
-        if _never_changes(repo):
-            listed[choice] = pickle.dumps((found.defaults, found.overrides.known_choices))
+        listed[choice] = pickle.dumps((found.defaults, found.overrides.known_choices))
         return found
     defaults, overrides.known_choices = pickle.loads(listed[choice])
     return DefaultsList(defaults, None, overrides.config_overrides, overrides)
@@ -60,9 +72,8 @@ def _listed(repo, config_name, overrides_list, **how):
 
 def _merged(self, defaults, repo):
     """What those files come to; pickled, as a copy is made sooner so."""
-    if not _never_changes(repo):
-        return merge_options(self, defaults, repo)
-    choice = repr(defaults)
-    if choice not in merged:
+    files = _files_of(repo)
+    choice = (files, repr(defaults))
+    if files is None or choice not in merged:
         merged[choice] = pickle.dumps(merge_options(self, defaults, repo))
     return pickle.loads(merged[choice])

@@ -11,7 +11,10 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import quick_settings
 import torch
+from hydra._internal import config_loader_impl
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from jobs import command
 from omegaconf import OmegaConf
 from stored import copy
@@ -51,6 +54,14 @@ SEEN = (
     "os.putenv",
 )
 canary = {"watching": False, "saw": []}
+
+
+@pytest.fixture(autouse=True)
+def hydra_as_it_is(monkeypatch):
+    """What tests keep of Hydra's is pickled, which the canary would see."""
+    monkeypatch.setattr(config_loader_impl, "create_defaults_list", quick_settings.list_options)
+    merge = "_compose_config_from_defaults_list"
+    monkeypatch.setattr(ConfigLoaderImpl, merge, quick_settings.merge_options)
 
 
 def watch(event, arguments):

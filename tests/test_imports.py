@@ -136,6 +136,12 @@ def test_training_is_composed_and_checked_without_torch(loaded, tmp_path):
     assert packages == COMPOSING
 
 
+def test_text_is_converted_without_torch(loaded, tmp_path):
+    (tmp_path / "clicks.csv").write_text("click,user,price\n1,u1,0.5\n0,77,\n")
+    packages, _ = loaded("recapp.data", "convert", "clicks.csv", "out=out", "types={user: text}")
+    assert packages == "antlr4 hydra numba numpy omegaconf pyarrow rich yaml"
+
+
 @pytest.mark.parametrize("name", one_of(3, ["eval", "predict", "train"]))
 def test_a_checkpoint_is_looked_at_without_lightning(loaded, stored, name):
     run = stored.small_run("+plan=mixed")

@@ -14,9 +14,9 @@ import numpy as np
 from numba import carray, types
 from numba.extending import intrinsic
 
-from recapp.kernels.links import CACHE_LINE_BYTES
 from recapp.kernels.numba_cache import compiled
 from recapp.kernels.simd import get, prefetch, put
+from recapp.kernels.widths import CACHE_LINE_BYTES
 
 jit = compiled()
 MISSING = np.int64(-(2**63))

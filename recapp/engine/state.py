@@ -29,7 +29,8 @@ from recapp.engine.exchange_modes import make_routes
 from recapp.engine.row_statistics import RowStatistics
 from recapp.engine.row_store import RowStore
 from recapp.kernels.backend import Backend
-from recapp.kernels.links import CACHE_LINE_BYTES, Bags, Counts, Scratch, offset_dtype
+from recapp.kernels.links import Bags, Counts, Scratch, offset_dtype
+from recapp.kernels.widths import CACHE_LINE_BYTES
 from recapp.sharding.layout import Layout
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import to_device

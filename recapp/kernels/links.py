@@ -24,8 +24,6 @@ from torch import Tensor
 from recapp.optim.rules import Rate
 from recapp.sparse.transfer import to_device, to_host, true_indices
 
-CACHE_LINE_BYTES = 64
-SQUARE_BLOCK = 64  # columns: the default width of a vertical strip (sharding/sharding_types.py)
 STRETCH_BITS = 6  # the highest bits of a position: 0 is the stretch of the smallest positions
 
 

@@ -20,7 +20,6 @@ from recapp.kernels import numba_integers as integers
 from recapp.kernels import numba_unique as unique_kernels
 from recapp.kernels import numba_vectors as vectors
 from recapp.kernels.links import (
-    CACHE_LINE_BYTES,
     Bags,
     Counts,
     Links,
@@ -35,6 +34,7 @@ from recapp.kernels.numba_key_index import HashIndex, find_sorted
 from recapp.kernels.numba_unique import Unique
 from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.reference import TorchBackend, rows_behind
+from recapp.kernels.widths import CACHE_LINE_BYTES
 from recapp.optim.rules import Rate, RowRule
 
 STREAM_FROM_BYTES = 4 << 20  # smaller targets stay in the caches until they are read

@@ -738,8 +738,9 @@ def rows_behind(row_N: Tensor | None, steps_R: Tensor, now: int) -> Tensor:
     if row_N is None:
         return true_indices(steps_R < now)
     row_N = row_N.long()
-    row_M = row_N[steps_R.index_select(0, row_N) < now]
-    return torch.unique(row_M)  # type: ignore[no-any-return]
+    return torch.unique(  # type: ignore[no-any-return]
+        row_N[steps_R.index_select(0, row_N) < now]
+    )
 
 
 def _squared(rule: RowRule, grad_UD: Tensor, old: Sequence[Tensor], lr: Rate) -> Sequence[Tensor]:

@@ -35,7 +35,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
-from recapp.kernels.links import CACHE_LINE_BYTES, SQUARE_BLOCK
+from recapp.kernels.widths import CACHE_LINE_BYTES, SQUARE_BLOCK
 
 I8 = ir.IntType(8)
 I32 = ir.IntType(32)

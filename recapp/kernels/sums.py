@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recapp.kernels.links import SQUARE_BLOCK, Links, gather, starts
+from recapp.kernels.links import Links, gather, starts
+from recapp.kernels.widths import SQUARE_BLOCK
 from recapp.sparse.transfer import to_host
 
 BLOCK = 128  # entries; smaller blocks make more partial sums, larger ones more additions in a row

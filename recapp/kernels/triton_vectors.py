@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from recapp.kernels.links import SQUARE_BLOCK
 from recapp.kernels.sums import BLOCK
 from recapp.kernels.triton_launch import Launch
+from recapp.kernels.widths import SQUARE_BLOCK
 
 TILE_ELEMENTS = 512  # elements of a program's tile: 16 in each thread of a warp
 TILE_BAGS = 32

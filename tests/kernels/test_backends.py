@@ -13,7 +13,6 @@ from tiers import cover, one_of
 from recapp.errors import ConfigError
 from recapp.kernels.backend import backend
 from recapp.kernels.links import (
-    SQUARE_BLOCK,
     Bags,
     Links,
     Routes,
@@ -24,6 +23,7 @@ from recapp.kernels.links import (
     starts,
 )
 from recapp.kernels.reference import TorchBackend
+from recapp.kernels.widths import SQUARE_BLOCK
 from recapp.optim.rules import adagrad, adam, momentum_sgd, rowwise_adagrad, sgd
 from recapp.sharding.sharding_types import COLUMN_WIDTH
 

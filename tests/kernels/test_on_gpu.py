@@ -10,11 +10,12 @@ from kernels.gradient_squares import square_sums
 from kernels.test_key_index import crowded, few, random_steps, spread
 
 from recapp.kernels.backend import backend
-from recapp.kernels.links import SQUARE_BLOCK, Links
+from recapp.kernels.links import Links
 from recapp.kernels.quantised import QuantisedRows, quantise
 from recapp.kernels.reference import TorchBackend
 from recapp.kernels.row_memory import RowMemory
 from recapp.kernels.sums import BLOCK, GPU_ORDER
+from recapp.kernels.widths import SQUARE_BLOCK
 from recapp.models.layers import MLP, DotInteraction
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
 

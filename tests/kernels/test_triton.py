@@ -18,9 +18,10 @@ from parity.test_sharded_matches_unsharded import check
 
 from recapp.errors import ConfigError
 from recapp.kernels.backend import backend
-from recapp.kernels.links import SQUARE_BLOCK, Links
+from recapp.kernels.links import Links
 from recapp.kernels.reference import TorchBackend
 from recapp.kernels.sums import GPU_ORDER
+from recapp.kernels.widths import SQUARE_BLOCK
 from recapp.optim.rules import (
     adagrad,
     adam,

@@ -14,11 +14,11 @@ import numpy as np
 from numba import prange
 from torch import Tensor
 
-from recapp.kernels.links import CACHE_LINE_BYTES
 from recapp.kernels.numba_cache import compiled, inlined
 from recapp.kernels.numba_cpu import THREADS_FROM_ROWS, array, threads_of_torch
 from recapp.kernels.numba_vectors import FAR_AHEAD, NEAR_AHEAD
 from recapp.kernels.simd import get, prefetch, prefetch_far
+from recapp.kernels.widths import CACHE_LINE_BYTES
 
 jit = compiled()
 parallel_jit = compiled(parallel=True)

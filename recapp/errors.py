@@ -46,6 +46,13 @@ class RecappError(Exception):
         )
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error that is not empty, or its type."""
+    return next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )
+
+
 class ConfigError(RecappError, ValueError):
     """A setting has a value that is not allowed."""
 

@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recapp.cli.stored_recipe import stored_settings
-from recapp.errors import ConfigError, RecappError, alike, suggest
+from recapp.errors import ConfigError, RecappError, alike, first_line, suggest
 from recapp.processes.rank_environment import new_directory
 from recapp.run.constructors import build_task
 from recapp.run.recipe import COMMANDS, read_settings
@@ -578,13 +578,6 @@ def _unknown(name: str, known: Sequence[str]) -> str:
         f"+{name}=..."
     )
     return unknown(name, known) + (plus if home == "trainer" else "")
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error that is not empty, or its type."""
-    return next(
-        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-    )
 
 
 def unreadable(override: str) -> str:

@@ -79,9 +79,7 @@ def as_scored(recipe: R, overrides: Sequence[str]) -> R:
 def match_stored(recipe: R, manifest: "Manifest") -> R:
     """Return a recipe with which a stored model reads the same ids into tables of the same sizes.
 
-    Tables that the ids of the data set would size keep the stored sizes. A checkpoint of an earlier
-    recapp does not store how it read text ids. It read all of them as hexadecimal, so they are read
-    as hexadecimal again, and a note is printed.
+    Tables that the ids of the data set would size keep the stored sizes.
 
     Args:
         recipe: The recipe of a run that loads the model.

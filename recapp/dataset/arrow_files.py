@@ -17,10 +17,10 @@ import pyarrow as pa
 from typing_extensions import override
 
 from recapp.dataset.data_file import DataFile, Facts, Format, UnreadableFileError
-from recapp.dataset.file_bytes import UNREADABLE, begin_of, ends_of, open_stream, reason
+from recapp.dataset.file_bytes import UNREADABLE, begin_of, ends_of, open_stream
 from recapp.dataset.parquet import CHUNK_ROWS
 from recapp.dataset.storage import Stamp, open_file
-from recapp.errors import DataError
+from recapp.errors import DataError, first_line
 
 _FILE = b"ARROW1"
 _STREAM = b"\xff\xff\xff\xff"
@@ -49,7 +49,7 @@ class Arrow(Format):
                 rows = [batch.num_rows for batch in _batches(reader)]
                 groups = rows if _has_index(reader) else [sum(rows)]
         except UNREADABLE as error:
-            raise UnreadableFileError(reason(error)) from error
+            raise UnreadableFileError(first_line(error)) from error
         return Facts(columns, groups)
 
     @override
@@ -64,8 +64,8 @@ class Arrow(Format):
                         yield batch.slice(first, CHUNK_ROWS)
         except UNREADABLE as error:
             raise DataError(
-                f"{file.path}: record batch {row_group} cannot be read ({reason(error)}); write "
-                "the file again or leave it out"
+                f"{file.path}: record batch {row_group} cannot be read ({first_line(error)}); "
+                "write the file again or leave it out"
             ) from error
 
     @override

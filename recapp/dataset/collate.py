@@ -42,7 +42,7 @@ from recapp.dataset.decode_bags import decode_bags, decode_id_weights, padding_i
 from recapp.dataset.nested_columns import own_column, part_of, with_parts
 from recapp.dataset.rows import DecodedColumns, FeatureBags, IdArray, Rows, join
 from recapp.dataset.schema import Schema
-from recapp.errors import ConfigError, DataError, suggest
+from recapp.errors import ConfigError, DataError, first_line, suggest
 from recapp.sparse.keyed_jagged_tensor import (
     Batch,
     KeyedJaggedTensor,
@@ -460,10 +460,9 @@ def as_table(rows: Any) -> RawTable:
             }
         return pa.table(rows)
     except (TypeError, ValueError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(
-            f"rows of type {type(rows).__name__} are no table ({reason}): pass an Arrow table, a "
-            "data frame, or a mapping of names to columns"
+            f"rows of type {type(rows).__name__} are no table ({first_line(error)}): pass an Arrow "
+            "table, a data frame, or a mapping of names to columns"
         ) from None
 
 

@@ -62,13 +62,6 @@ def is_prose(begin: bytes) -> bool:
     return printed and not re.match(rb"\s*(\{|\[\s*\{)", begin)
 
 
-def reason(error: Exception) -> str:
-    """Return the first line of a library's error, as part of a message."""
-    return next(
-        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-    )
-
-
 def ends_of(path: str) -> bytes:
     """Return the first and the last bytes of a file, which change if rows are added or removed.
 

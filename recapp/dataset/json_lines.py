@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.json as pj
 from typing_extensions import override
 
-from recapp.dataset.file_bytes import reason
 from recapp.dataset.text_rows import Head, Layout, Rows, Text, TextFile
+from recapp.errors import first_line
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _columns(lines: Sequence[bytes], columns: pa.Schema | None) -> tuple[pa.Sche
             return _joined(known, table.schema), {}
         problem = f"holds {table.num_rows} JSON values"
     except (pa.ArrowException, UnicodeDecodeError) as error:
-        problem = f"does not fit ({reason(error)})"
+        problem = f"does not fit ({first_line(error)})"
     if len(lines) == 1:
         return known, {0: problem}
     half = len(lines) // 2

@@ -20,10 +20,10 @@ from typing_extensions import override
 
 from recapp.dataset.arrow_types import is_text
 from recapp.dataset.data_file import DataFile, Facts, Format, UnreadableFileError
-from recapp.dataset.file_bytes import UNREADABLE, reason
+from recapp.dataset.file_bytes import UNREADABLE
 from recapp.dataset.nested_columns import leaves_of
 from recapp.dataset.storage import Stamp, open_file
-from recapp.errors import DataError
+from recapp.errors import DataError, first_line
 from recapp.settings.uris import is_uri
 
 CHUNK_ROWS = 8192  # measured: fewer are slower (Arrow's cost per column and call), more no faster
@@ -76,7 +76,7 @@ class Parquet(Format):
         try:
             footer = read_footer(path, stamp)
         except UNREADABLE as error:
-            raise UnreadableFileError(reason(error)) from error
+            raise UnreadableFileError(first_line(error)) from error
         metadata = footer.metadata
         groups = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
         for index, rows in enumerate(groups):
@@ -117,7 +117,7 @@ class Parquet(Format):
                         raise
         except UNREADABLE as error:
             raise DataError(
-                f"{file.path}: row group {row_group} cannot be read ({reason(error)}); "
+                f"{file.path}: row group {row_group} cannot be read ({first_line(error)}); "
                 "write the file again or leave it out"
             ) from error
         if rows < file.starts[row_group + 1] - file.starts[row_group]:

@@ -364,8 +364,7 @@ class Schema:
         """Return this schema with the features that had bags when a model was trained.
 
         Args:
-            ids: The result of `id_encoding` at the time of training; one of an earlier version, or
-                none, changes nothing.
+            ids: The result of `id_encoding` at the time of training; None changes nothing.
         """
         lists = ids.get(LISTS) if isinstance(ids, Mapping) else None
         return replace(self, lists=frozenset(lists)) if _are_names(lists) else self

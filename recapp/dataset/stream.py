@@ -352,7 +352,7 @@ class Turns:
     def worked(self, batch: Batch) -> Batch:
         """Read ahead, and return the batch that may now be used."""
         self._rows += 2 * batch.rows + batch.rows // 4
-        while self._rows > 0 and self._waiting:
+        while self._rows > batch.rows and self._waiting:  # more than a rest of a turn
             ahead, chunks = self._waiting.popleft()
             if ahead.cancelled():
                 continue
@@ -365,7 +365,8 @@ class Turns:
                 self._rows -= part if isinstance(part, int) else len(part[0])
             except DataError as error:
                 ahead.set_exception(error)
-        self._rows = min(self._rows, batch.rows)  # else many turns without work end in a burst
+        if not self._waiting:
+            self._rows = min(self._rows, 0)  # else many turns without work end in a burst
         return batch
 
 

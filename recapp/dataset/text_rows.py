@@ -34,10 +34,10 @@ from typing_extensions import override
 from recapp.dataset.data_file import DataFile, Facts, Format, UnreadableFileError, refuse_bad_rows
 from recapp.dataset.data_settings import ISO
 from recapp.dataset.decode import BadValue, refuse, shown
-from recapp.dataset.file_bytes import PRINTED, UNREADABLE, begin_of, ends_of, open_stream, reason
+from recapp.dataset.file_bytes import PRINTED, UNREADABLE, begin_of, ends_of, open_stream
 from recapp.dataset.storage import Stamp
 from recapp.dataset.text_signs import LINE_FEED, NO_QUOTE, RETURN
-from recapp.errors import DataError
+from recapp.errors import DataError, first_line
 from recapp.settings.user_cache import cached_file, in_turn, read_cached_file, write_cached_file
 
 GROUP_ROWS = 65_536
@@ -282,7 +282,7 @@ class Text(Format):
             raise DataError(f"{where} {error.problem}") from None
         except UNREADABLE as error:
             raise DataError(
-                f"{file.path}: cannot be read from row {row:,} on ({reason(error)}); write the "
+                f"{file.path}: cannot be read from row {row:,} on ({first_line(error)}); write the "
                 "file again or leave it out"
             ) from error
 
@@ -405,7 +405,7 @@ def _layout(format: Text, path: str, stamp: Stamp) -> tuple[Layout, Head, TextFi
                 columns = b64encode(layout.columns.serialize()).decode()
                 write_cached_file(place, layout._asdict() | {"columns": columns})
     except UNREADABLE as error:
-        raise UnreadableFileError(reason(error)) from error
+        raise UnreadableFileError(first_line(error)) from error
     return layout, head, text
 
 

@@ -198,9 +198,10 @@ def test_a_link_that_cannot_be_read_does_not_count_as_a_missing_one(run, monkeyp
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(storage._FsspecPlace, "opened", fails)
-        for do in (write_one, lambda path, _: read_manifest(path)):
-            with pytest.raises(DataError, match=r"link\.recapp: .* the network is down, 3 times$"):
-                do(run / "a.ckpt", 2)
+        with pytest.raises(DataError, match=r"link\.recapp: .* the network is down, 3 times$"):
+            write_one(run / "a.ckpt", 2)
+        with pytest.raises(DataError, match=r"link\.recapp: .* the network is down$"):
+            read_manifest(run / "a.ckpt")  # a host that has not answered is asked once
     assert checkpoint_at(run / "a.ckpt") == 1
 
 

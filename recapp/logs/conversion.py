@@ -34,7 +34,7 @@ from recapp.console import Column
 from recapp.dataset.arrow_types import is_list, is_number
 from recapp.dataset.data_file import CONVERSION, Fingerprint, file_facts
 from recapp.dataset.source import Source, open_raw
-from recapp.errors import ConfigError, suggest
+from recapp.errors import ConfigError, DataError, first_line, suggest
 from recapp.logs.fitting import Fitted, OtherKindError, fitted
 from recapp.logs.histories import (
     HISTORY,
@@ -123,7 +123,7 @@ def check(settings: Convert, source: Source) -> None:
         ("vocabularies", settings.vocabularies or (), wanted),
         ("time", [settings.time or present[0]], present),
         ("user", [settings.user or present[0]], present),
-        ("item", [settings.item or present[0]], wanted),
+        ("item", [settings.item or wanted[0]], wanted),
         ("liked", settings.liked or (), wanted),
     ):
         for name in names:
@@ -262,14 +262,22 @@ class _SplitWriter:
         self._rows = 0
         self._unfinished = file.with_name(f"{file.name}.tmp")
         file.parent.mkdir(exist_ok=True)
-        self._writer = pq.ParquetWriter(
-            self._unfinished,
-            schema,
-            compression="zstd",
-            write_page_checksum=True,
-            # of texts they take long, and nobody skips rows by them
-            write_statistics=[field.name for field in schema if is_number(field.type)],
-        )
+        try:
+            self._writer = pq.ParquetWriter(
+                self._unfinished,
+                schema,
+                compression="zstd",
+                write_page_checksum=True,
+                # of texts they take long, and nobody skips rows by them
+                write_statistics=[field.name for field in schema if is_number(field.type)],
+            )
+        except pa.ArrowException as error:
+            problem = first_line(error)
+            names = [field.name for field in schema if problem.endswith(str(field.type))]
+            raise DataError(
+                f"column {', '.join(names)}: Parquet has no such type ({problem}); name the other "
+                "columns, columns=[...]"
+            ) from error
 
     def add(self, rows: pa.Table) -> None:
         """Add some rows."""

@@ -13,6 +13,7 @@ from random import Random
 from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -190,6 +191,18 @@ def test_a_bad_item_of_a_list_is_named_by_its_row(tmp_path):
     (tmp_path / "a.csv").write_text("a,b\n1,1|2\n2,\n3,4|x|5\n4,6\n")
     with pytest.raises(RecappError, match="row 2 of the logs, column b: holds 'x'"):
         convert(tmp_path / "a.csv", tmp_path / "out", separator={"b": "|"}, types={"b": "int64"})
+
+
+def test_types_that_parquet_lacks_are_named_by_their_columns(tmp_path):
+    runs = pc.run_end_encode(pa.array([n // 4 for n in range(12)]))
+    with pa.ipc.new_file(
+        tmp_path / "a.arrow", pa.schema({"u": runs.type, "i": pa.int64()})
+    ) as file:
+        file.write(pa.record_batch({"u": runs, "i": range(12)}))
+    with pytest.raises(RecappError, match=r"column u: Parquet has no such type .*columns=\[...\]"):
+        convert(tmp_path / "a.arrow", tmp_path / "out")
+    convert(tmp_path / "a.arrow", tmp_path / "out", columns=["i"])
+    assert rows_of(tmp_path / "out/train") == {"i": list(range(12))}
 
 
 def test_directories_of_others_are_neither_replaced_nor_cleared(logs, tmp_path):

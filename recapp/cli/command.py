@@ -542,7 +542,7 @@ def with_one_length(recipe: Train, overrides: Sequence[str]) -> Train:
     for one, other in (LENGTH, LENGTH[::-1]):
         sets_only_one = f"trainer.{one}" in named and f"trainer.{other}" not in named
         if sets_only_one and getattr(trainer, one) is not None:
-            trainer = replace(trainer, **dict.fromkeys([other]))  # None
+            trainer = replace(trainer, **{other: None})
     return replace(recipe, trainer=trainer)
 
 

@@ -160,7 +160,7 @@ def ids_of_text(column: pa.Array, text: TextIds) -> Int64Array:
 def compiled_texts() -> Any:
     """Import the compiled loops over text; columns of integers need no numba."""
     if not find_spec("numba"):
-        raise DataError("columns of text ids need numba, which is not there: pip install numba")
+        raise DataError("text ids and crosses need numba, which is not there: pip install numba")
     from recapp.dataset import compiled_values
 
     return compiled_values

@@ -121,9 +121,9 @@ def check(settings: Convert, source: Source) -> None:
         ("types", settings.types or (), wanted),
         ("separator", settings.separator or (), wanted),
         ("vocabularies", settings.vocabularies or (), wanted),
-        ("time", [settings.time or present[0]], present),
-        ("user", [settings.user or present[0]], present),
-        ("item", [settings.item or wanted[0]], wanted),
+        ("time", filter(None, [settings.time]), present),
+        ("user", filter(None, [settings.user]), present),
+        ("item", filter(None, [settings.item]), wanted),
         ("liked", settings.liked or (), wanted),
     ):
         for name in names:
@@ -289,7 +289,8 @@ class _SplitWriter:
     def close(self) -> dict[str, Any]:
         """Finish the file, and return what the manifest says of it."""
         self._write()
-        self._write()  # waits for the last rows
+        if self._last:
+            self._last.result()
         self._writer.close()
         with open(self._unfinished, "rb") as written:
             md5 = hashlib.file_digest(written, "md5").hexdigest()

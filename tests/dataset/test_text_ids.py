@@ -298,7 +298,7 @@ def test_without_numba_integers_are_read_and_text_says_what_is_missing(monkeypat
     monkeypatch.setattr(decode, "find_spec", lambda name: None)
     decode.compiled_texts.cache_clear()
     assert decode_ids(pa.array([1, 2])).tolist() == [1, 2]
-    with pytest.raises(DataError, match=r"columns of text ids need numba, .* pip install numba"):
+    with pytest.raises(DataError, match=r"text ids and crosses need numba, .* pip install numba"):
         decode_ids(pa.array(["a"]))
 
 
